@@ -82,9 +82,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """The longest files first; a slow test's limit of time: long enough for the pods' compiler
-    beside other work."""
-    items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
+    """The longest files first, but as given under -x; a slow test's limit of time: long enough for
+    the pods' compiler beside other work."""
+    if not config.option.maxfail:
+        items.sort(key=lambda item: (*LONGEST, item.path.stem).index(item.path.stem))
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))

@@ -7,7 +7,8 @@ import ast
 import itertools
 import pathlib
 import random
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 PAIRS = (
@@ -22,6 +23,7 @@ SWAPS |= {new: old for old, new in SWAPS.items()}
 
 
 class Generated(NamedTuple):
+    place: str  # FILE or FILE::WORDS: as `of_place` was given it
     file: str
     text: str  # of the whole file with the mistake, as `ast.unparse` writes it
     before: str  # the line with it, and what it becomes
@@ -74,26 +76,29 @@ def places(node) -> Iterator[tuple[list | dict, int | str]]:
                     yield from places(child)
 
 
-def of_file(root: pathlib.Path, file: str) -> list[Generated]:
-    """Every one that the operators make of it, in the file's order."""
+def of_place(root: pathlib.Path, place: str) -> list[Generated]:
+    """Every one that the operators make of FILE, or, of FILE::WORDS, of its classes and functions
+    in whose names this regular expression is."""
+    file, _, words = place.partition("::")
     tree = ast.parse((root / "dapo_jax" / file).read_text())
     lines, found = ast.unparse(tree).splitlines(), []
-    for holder, key in list(places(tree)):
+    parts = (node for node in ast.walk(tree) if re.search(words, getattr(node, "name", None) or ""))
+    for holder, key in [at for node in (parts if words else [tree]) for at in places(node)]:
         node = holder[key]
         for mistake in mistakes(node):
             holder[key] = mistake
             text = ast.unparse(tree)
             pairs = zip(lines, text.splitlines(), strict=True)
             before, after = next((a.strip(), b.strip()) for a, b in pairs if a != b)
-            found.append(Generated(file, text, before, after))
+            found.append(Generated(place, file, text, before, after))
         holder[key] = node
     return found
 
 
-def drawn(root: pathlib.Path, files: Iterable[str], number: int, seed: int) -> list[Generated]:
-    """So many, in turn from each file."""
-    shuffled = [of_file(root, file) for file in files]
-    for i, mutants in enumerate(shuffled):
-        random.Random(f"{seed} {i}").shuffle(mutants)
+def drawn(root: pathlib.Path, places: Collection[str], number: int, seed: int) -> list[Generated]:
+    """So many, in turn from each place."""
+    shuffled = [of_place(root, place) for place in places]
+    for place, mutants in zip(places, shuffled, strict=True):
+        random.Random(f"{seed} {place}").shuffle(mutants)
     turns = itertools.chain(*itertools.zip_longest(*shuffled))
     return [mutant for mutant in turns if mutant][:number]

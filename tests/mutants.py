@@ -7,31 +7,34 @@ the other into the copy, runs the test named there, and prints what lived: exit 
 did. The tests are run once without a mistake first, since a test that fails anyway kills nothing.
 `test_mutants.py` sees to it that every line is still there. The count is in docs/results/safety.md.
 
-    python tests/mutants.py --generated=75 [--only=dapo/] [--seed=0]
+    python tests/mutants.py --generated=400 [--only=dapo/] [--seed=0]
 
-takes instead so many that generated_mutants.py makes of operators and numbers, but for those that
-mutants.toml knows to live.
+takes instead so many that generated_mutants.py makes of operators and numbers, in turn from each
+file that mutants.toml has judges for, but for those that it knows to live; --only: the files of
+these that have this in their names.
 """
 
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import os
 import pathlib
 import queue
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import conftest  # noqa: F401  (its environment: the compiled programs that tests keep)
 import generated_mutants
+import typed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "pyproject.toml", "README.md")
+COPIED = ("dapo_jax", "tests", "configs", "benchmarks", "docs", "pyproject.toml", "README.md")
 TABLES = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
 
 
@@ -65,27 +68,37 @@ def copy(to: pathlib.Path) -> pathlib.Path:
     return to
 
 
-def pytest(root: pathlib.Path, tests: Sequence[str], *flags: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-rfE"]
-    # No byte code: two mutants of a file may have one size and one time.
-    env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command += ["--timeout=600", *flags, *(f"tests/{test}" for test in tests)]
-    with tempfile.TemporaryFile("w+") as said:
-        how = dict(cwd=root, env=env, stdout=said, stderr=said, start_new_session=True)
-        process = subprocess.Popen(command, **how)
-        process.wait()
+shell_of = functools.cache(lambda root: typed.Shell())  # one process at a time in a copy
+# Byte code is of the files without a mistake: two mutants may have one size and one time.
+PYTEST = """
+import os, sys, pytest
+os.setsid()
+sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def pytest(root: pathlib.Path, tests: Sequence[str], *flags: str, **env: str) -> tuple[int, str]:
+    """Its exit status and what it said."""
+    command = ["-q", "-n0", "-p", "no:cacheprovider", "-rfE", "--timeout=600"]
+    command += ["--timeout-method=thread", *flags]  # ends the process: hypothesis would try again
+    command += [f"tests/{test}" for test in tests]
+    env["PYTHONPATH"] = str(root)
+    with tempfile.NamedTemporaryFile("r") as said:
+        how = dict(cwd=root, logs=[said.name] * 2, env=env)
+        process = shell_of(root).start("-c", PYTEST, *command, **how)
+        code = process.wait()
         with contextlib.suppress(ProcessLookupError):  # what a mistake has let live
             os.killpg(process.pid, signal.SIGKILL)
-        said.seek(0)
-        return subprocess.CompletedProcess(command, process.returncode, said.read())
+        return code, said.read()
 
 
 def broken(tests: list[str], root: pathlib.Path, *flags: str) -> list[str]:
     """Tests that do not pass without a mutant."""
-    done = pytest(root, tests, *flags)
-    if done.returncode not in (0, 1):
-        sys.exit(f"error: pytest's exit status {done.returncode}\n{done.stdout[-2000:]}")
-    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    status, said = pytest(root, tests, *flags)
+    if status not in (0, 1):
+        sys.exit(f"error: pytest's exit status {status}\n{said[-2000:]}")
+    named = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return [t for t in tests if any(f" tests/{t}" in line for line in named)]
 
 
@@ -95,11 +108,11 @@ def verdict(case: Case, root: pathlib.Path, *flags: str) -> str:
     text = file.read_bytes()
     file.write_bytes(case.text)
     try:
-        done = pytest(root, case.tests, "-x", *flags)
+        status, said = pytest(root, case.tests, "-x", *flags, PYTHONDONTWRITEBYTECODE="1")
     finally:
         file.write_bytes(text)
     known = {0: "survived", 1: "killed", 2: "killed"}  # 2: the file cannot even be imported
-    return known.get(done.returncode, f"exit status {done.returncode}: {done.stdout[-300:]}")
+    return known.get(status, f"exit status {status}: {said[-300:]}")
 
 
 def by_hand(only: str) -> list[Case]:
@@ -113,14 +126,13 @@ def by_hand(only: str) -> list[Case]:
 
 
 def by_machine(only: str, number: int, seed: int) -> list[Case]:
-    files = [file for file in JUDGES if only in file]
     known = {(row["file"], row["line"]) for row in TABLES["survivor"]}
-    found = []
-    for m in generated_mutants.drawn(ROOT, files, number, seed):
-        if (m.file, m.after) not in known:
-            shown = f"{m.file}: {m.before} -> {m.after}"
-            found.append(Case(m.file, m.text.encode(), JUDGES[m.file], shown))
-    return found
+    drawn = generated_mutants.drawn(ROOT, JUDGES, number, seed)
+    drawn = [m for m in drawn if only in m.place]
+    found = [m for m in drawn if (m.file, m.after) not in known]
+    print(f"{len(drawn)} drawn, {len(drawn) - len(found)} of them known to live", flush=True)
+    shown = "{0.file}: {0.before} -> {0.after}".format
+    return [Case(m.file, m.text.encode(), JUDGES[m.place], shown(m)) for m in found]
 
 
 def main() -> int:
@@ -155,7 +167,9 @@ def main() -> int:
             print(f"fails without a mutant: {test}", flush=True)
         good, killed = [c for c in cases if not {*c.tests} & {*already}], 0
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for case, result in zip(good, pool.map(judged, good), strict=True):
+            for done, (case, result) in enumerate(zip(good, pool.map(judged, good), strict=True)):
+                if done and done % 25 == 0:
+                    print(f"{done} of {len(good)} judged, {killed} killed", flush=True)
                 killed += result == "killed"
                 if result != "killed":
                     print(f"{case.shown}\n    {' '.join(case.tests)}: {result}", flush=True)

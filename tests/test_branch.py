@@ -1,10 +1,17 @@
-"""What is rewound in a bucket stays there; tests/faults/test_rewind.py has whole runs."""
+"""What a branch takes along, and what is rewound; tests/faults/test_rewind.py has whole runs."""
 
+import contextlib
 import json
+from collections import namedtuple
+
+import numpy as np
+import pytest
 
 from dapo_jax import config
-from dapo_jax.checkpoint import branch, checkpoint, workdir
+from dapo_jax.checkpoint import branch, checkpoint, resume, workdir
+from dapo_jax.dapo.state import State
 
+Branch = namedtuple("Branch", ["steps", "step"])
 COPIED = ["config.json", "metrics.jsonl"]
 
 
@@ -16,6 +23,20 @@ def files_of(step: int) -> list[str]:
 def names(folder) -> list[str]:
     found = (str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     return sorted(f for f in found if not f.endswith(".lock"))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_known_of_problems_goes_on_with_the_same_problems(same, monkeypatch):
+    found = State({}, (), by_problem={"rate_P": np.ones(3)})
+    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {}, restore=lambda *_: found)
+    for name, stub in stubs.items():
+        monkeypatch.setattr(checkpoint, name, stub)
+    monkeypatch.setattr(resume, "inputs", lambda text: {})
+    monkeypatch.setattr(resume, "check", lambda *_: same)
+    begun = lambda at: branch.state(config.base(), None, Branch(at, 3), None, None, None, print)
+    assert bool(begun("checkpoints").by_problem) == same
+    with pytest.raises(ValueError, match="is no run: it has weights"):
+        begun(None)
 
 
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):

@@ -287,4 +287,6 @@ def test_no_staleness_compiles_no_more():
         # A prompt of one chunk looks at no page; a prompt with a prefix may be as long as a row.
         assert machine.engine.prefill_tokens == (64 if S else 32)
         sums = jax.eval_shape(machine.trainer.update, *build.calls(c, machine)["update"].arguments)
-        assert ("importance_square" in sums[-1]) == (S > 0)
+        assert ("importance_square" in sums[-1]) == choose.older_responses(c) == (S > 0)
+    c.rollout.staleness, c.dynamic_sampling.surplus = 0, "carry"
+    assert choose.older_responses(c)

@@ -119,6 +119,15 @@ def test_restore_params_of_another_run(saved, tmp_path):
         checkpoint.restore_params(str(tmp_path), ABSTRACT, layout((1, 1, 1)).params)
 
 
+def test_a_state_without_its_fields_is_damaged(monkeypatch):
+    whole = Counters(3)._asdict() | dict(config={}, versions={}, content={"arrays": {}})
+    wrong = dict(config=0), dict(versions=[]), dict(content={}), dict(content=1), dict(step=2)
+    for change in wrong:
+        monkeypatch.setattr(checkpoint, "read_json", lambda *_, change=change: whole | change)
+        with pytest.raises(checkpoint.Damaged, match="state has other fields than were saved"):
+            checkpoint.read_state(None, 3)
+
+
 @pytest.mark.parametrize("n", [0, 1, 3])
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_groups_round_trip(n, in_flight):

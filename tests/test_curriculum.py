@@ -72,6 +72,9 @@ def test_the_fewest_right_responses_that_retire_a_problem(cap, G, fewest):
     assert curriculum.due(c.curriculum, rates, 0).all()
     left_out = (~curriculum.due(c.curriculum, rates, 1)).nonzero()[0]
     assert left_out.tolist() == [*range(fewest, G + 1)]
+    log = curriculum.metrics(c.curriculum, State({}, ()), rates, [], 1.0)
+    tenths = np.bincount(-(-10 * np.arange(G + 1) // G), minlength=11)
+    assert log["curriculum/by_pass_rate"] == tenths.tolist()
 
 
 @pytest.mark.parametrize(

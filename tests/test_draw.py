@@ -165,6 +165,7 @@ def test_a_cumulative_sum_that_is_not_monotone_draws_no_token_of_weight_zero(mon
     u[:50], u[50:100] = 0.0, LAST
     out = draw.draw(logits, u, 1.0, 1.0, "full")
     assert np.isfinite(np.asarray(out.logp_S)).all()
+    assert np.float32(draw._BELOW_ONE) == np.nextafter(np.float32(1), np.float32(0))
 
 
 def test_a_large_vocabulary_is_drawn_as_a_float64_sum_would():

@@ -259,6 +259,8 @@ def test_a_failure_is_an_error_that_names_the_row_or_a_counted_miss(failing):
     assert first.score_G.tolist() == [5 / 7, -3] and first.right_G.tolist() == [True, False]
     assert first.answers == ["right", None] and first.parts_G["n"][0] == 5
     assert (first.missed, second.missed) == (1, 2) and second.right_G.tolist() == [False, False]
+    told = grading._from_plain(json.loads(json.dumps(grading._plain(first))))  # to other processes
+    np.testing.assert_equal(told._asdict(), first._asdict())
 
 
 class Unspeakable(BaseException):
@@ -329,9 +331,15 @@ def test_workers_judge_side_by_side_what_waits(failing):
     """Each of four waits for the other three; and the same grades in one process."""
     texts, found = ["meet" + "a" * i for i in range(8)], []
     for workers in (4, 1):
-        reward = rewarded(function=failing, workers=workers, timeout_s=300.0)
-        (got,) = grades(grading.judge(reward), texts)
+        judge = grading.judge(rewarded(function=failing, workers=workers, timeout_s=300.0))
+        grades(judge, ["a"] * 3)
+        assert len(judge.pool._workers) == min(3, workers)  # no more than what waits
+        (got,) = grades(judge, texts)
         found.append(got.score_G.tobytes())
+        for worker in judge.pool._workers:
+            worker.due = 0.0  # idle for longer than a limit
+        grades(judge, ["a"])
+        assert len(judge.pool._workers) == workers
     assert found[0] == found[1]
 
 

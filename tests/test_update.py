@@ -33,7 +33,7 @@ RULES = config.base().sharding.train.to_dict()
 # Every term on, far from its default. Bounds lie away from the ratios below, so that float32 and
 # float64 agree on which tokens are clipped.
 ALL_ON = objective.Coefficients(0.2, 0.28, 10.0, 20.0, 2.0, 0.1, 0.05, 1.5)
-WEIGHTED = objective.Choice(importance=objective.importance_weight)
+WEIGHTED = objective.Choice(importance=objective.importance_weight, aged=True)
 PLAIN = objective.Coefficients(0.2, 0.28, np.inf, 20.0, 0.0, 0.0, 0.0, np.inf)
 SHORT = dict(micro_rows=4, row_tokens=16, last_row_tokens=12)  # two micro-batches
 GAPS = [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6]  # logp - old: clipped low, free, ..., dual-clipped
@@ -123,6 +123,8 @@ def oracle_loss(params, batch, c, objective="ppo", importance=None):
         metrics["importance_capped"] = (trained * (w >= c.importance_cap)).sum()
     if importance == "sequence_mask":
         metrics["importance_zeroed"] = (trained * (w == 0)).sum()
+    elif importance:
+        metrics["importance_square"] = (trained * w * w).sum()
     return loss, metrics
 
 
@@ -256,6 +258,7 @@ def run(programs, params, batch, c, **layout):
         out = programs.supervise(*state, given.rows, given.micro_batches, np.float32(LR))
     else:
         out = programs.update(*state, given, knobs(c))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))  # donated
     new_params, opt_state, metrics = parallel.to_host(out)
     assert not metrics.pop("skipped")
     norm = metrics.pop("grad_norm")
@@ -296,8 +299,9 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
 
 
 @compiled_soon()
-def test_a_term_with_weights_of_its_own(params, batch):
+def test_a_term_with_weights_of_its_own(params):
     """The log-likelihood of right responses, which add up to .1 over all tokens of theirs."""
+    batch = make_batch(params, [-0.4, -0.1, 0.1, 0.4])  # sampler_gap: less than 1
     right = [i % 3 > 0 for i in range(12)]
     share = 0.1 / sum(len(i.response) * r for i, r in zip(batch.items, right, strict=True))
     items = [i._replace(term_weights=(share * r,)) for i, r in zip(batch.items, right, strict=True)]
@@ -320,6 +324,18 @@ def large(monkeypatch):
     monkeypatch.setattr(one_cpu, "LARGE_MODEL", 0)
     monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 0)
     monkeypatch.setattr(one_cpu, "_COLUMNS", 7)  # four parts, and a rest
+
+
+def test_kernels_of_one_cpu_are_for_what_is_large(large, monkeypatch):
+    def chosen(dtype="float32", **sizes):
+        made = kernels.choose(mesh_of(**sizes), SHAPE, dtype)
+        return [*made[:3], made.rows_apart]
+
+    usual, mine = [*kernels.Kernels()[:3], False], (one_cpu.accumulate, kernels.accumulate)
+    of = [[one_cpu.head_stats, accumulate, one_cpu.apply, True] for accumulate in mine]
+    assert [chosen(), chosen("bfloat16"), chosen(fsdp=2)] == [*of, usual]
+    monkeypatch.undo()
+    assert chosen() == usual
 
 
 @pytest.mark.slow

@@ -68,9 +68,9 @@ MU = 0.1
 
 
 def test_a_score_alone_is_refused():
-    def weights(*grades):
+    def weights(*grades, tokens=(4, 2)):
         group = Group(0, [1], (), Grades(*grades))
-        return positive_lm.weights(MU, [group], np.array([[4, 2]]))
+        return positive_lm.weights(MU, [group], np.array([tokens]))
 
     score_G = np.array([0.2, -0.9])
     with pytest.raises(config.ConfigError, match=re.escape("config.loss.positive_coef: 0.1 needs")):
@@ -78,6 +78,7 @@ def test_a_score_alone_is_refused():
     # The judge's verdict, whatever the score.
     assert (weights(score_G, np.array([False, True])) > 0).tolist() == [[False, True]]
     assert not weights(score_G, np.zeros(2, bool)).any()  # no right response: no loss
+    assert weights(score_G, np.array([True, False]), tokens=(1, 2)).tolist() == [[MU, 0.0]]
 
 
 def test_minibatches_carry_the_verdicts():
@@ -181,7 +182,7 @@ def test_gradient_and_values_are_those_of_any_layout(params, items, old, expecte
 # --- A step, by models that note what they are given ---------------------------------------------
 
 
-def by_hand(step, skipped=(False, True), old_logprobs="reuse", **fields):
+def by_hand(step, skipped=(False, True), old_logprobs="reuse", reference=None, **fields):
     """Two mini-batches of eight responses of 1 to 4 tokens, half of them truncated. The values of
     the batches are 1 and 2, of the first parameters; their advantages lie 10 above, the returns 20.
     (what `learn` returns, the rows that were read, batches of values, batches of the policy)."""
@@ -216,7 +217,7 @@ def by_hand(step, skipped=(False, True), old_logprobs="reuse", **fields):
     groups = [Group(i, [1], responses, Grades(np.ones(4), np.ones(4, bool))) for i in range(4)]
     method, memory = choose.of(c), {"critic": {"params": 0, "opt_state": ()}}
     counters = Counters(step, others_skipped_in_row=2, skipped_in_row=7)
-    state = State(0, (), memory=memory, counters=counters)
+    state = State(0, (), reference, memory=memory, counters=counters)
     given = algorithm.make_minibatches(method, groups, step)
     knobs = algorithm.update_knobs(method, step)
     return method.learn(method, machine, state, given, knobs), read, valued, learned
@@ -249,6 +250,9 @@ def test_either_model_alone_stops_the_run():
     assert not stop(skipped_in_row=2, others_skipped_in_row=2)
     assert "3 updates in a row were not finite" in stop(skipped_in_row=3)
     assert "4 updates of a model beside the policy in a row" in stop(others_skipped_in_row=4)
+    c.guard.explained_min = 0.1
+    low = lambda **log: update.bounds(c, {k.replace("_", "/"): x for k, x in log.items()})[0][2]
+    assert (low(), low(policy_loss=0), low(policy_loss=0, reward_accuracy=0.95)) == (0, 0.1, 0)
 
 
 def test_in_pre_training_only_the_value_model_learns_by_hand():
@@ -256,13 +260,15 @@ def test_in_pre_training_only_the_value_model_learns_by_hand():
     (state, logs, _), _, valued, learned = by_hand(step=1, old_logprobs="recompute")
     assert (len(valued), learned, logs, state.params) == (2, [], [], 0)
     assert state.counters.skipped_in_row == 7
-    with pytest.raises(AttributeError, match="log_probs"):
-        by_hand(step=2, old_logprobs="recompute")
+    for of_policy in (dict(old_logprobs="recompute"), dict(reference={})):
+        with pytest.raises(AttributeError, match="log_probs"):
+            by_hand(step=2, **of_policy)
 
 
 def test_only_a_run_that_bootstraps_has_the_cell():
-    cells = lambda **fields: sum((r.segments_AxRxT > 0).sum() for r in by_hand(2, **fields)[1])
-    assert cells(bootstrap_truncated=True) == cells() + 8
+    learned = lambda **fields: by_hand(2, **fields)[3]
+    cells = lambda **fields: sum((b.rows.segments_AxRxT > 0).sum() for b in learned(**fields))
+    assert cells(bootstrap_truncated=True) == cells() + 8 == cells(enabled=False) + 8
 
 
 def test_thirds_by_length():
@@ -289,7 +295,7 @@ def test_targets_in_pre_training_are_monte_carlo():
 
 def logged(*sums):
     """What a step logs of values whose updates had these sums."""
-    told = dict(tokens=1, value_loss=0, clipped=0, grad_norm=0, skipped=0)
+    told = dict(tokens=4, value_loss=1, clipped=2, grad_norm=0, skipped=0)
     return update.metrics([told | {"estimates": of} for of in sums])
 
 
@@ -316,7 +322,7 @@ def test_estimates_are_gae_of_each_response(items, sizes, layout, alpha, bootstr
         if goes_on:
             cell, first = (*p[:2], p[2].stop), (*p[:2], p[2].start)
             behind = values[cell]
-            assert rows.tokens_AxRxT[cell] == item.response[-1]
+            assert (rows.tokens_AxRxT[cell], rows.targets_AxRxT[cell]) == (item.response[-1], 0)
             assert rows.positions_AxRxT[cell] == len(item.prompt) + n - 1
             assert rows.segments_AxRxT[cell] == rows.segments_AxRxT[first]
         delta = 0.99 * np.append(v[1:], behind) - v
@@ -352,7 +358,9 @@ def test_estimates_of_several_mini_batches_are_of_all_their_tokens():
         return {name: np.array([x, 0, 0, 0]) for name, x in out.items()}
 
     tag = "critic/explained_variance"
-    assert logged(*map(sums, values, (1.0, -1.0)))[tag] == pytest.approx(0.4946666666666667)
+    log = logged(*map(sums, values, (1.0, -1.0)))
+    assert log[tag] == pytest.approx(0.4946666666666667)
+    assert (log["critic/value_loss"], log["critic/clipped_frac"]) == (0.25, 0.5)
     assert tag not in logged(*map(sums, values, (1.0, 1.0)))
 
 
