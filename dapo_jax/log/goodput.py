@@ -122,8 +122,18 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
 def read(path: pathlib.Path) -> Ledger:
     """The ledger of an events.jsonl; lines that are damaged or no event are skipped."""
     rows = (row for _, row in files.json_lines(path)) if path.exists() else ()
-    good = (r for r in rows if r and {"event", "time"} <= r.keys())
-    return functools.reduce(add, good, Ledger())
+    return functools.reduce(add, filter(_is_event, rows), Ledger())
+
+
+def _is_event(row: dict[str, Any] | None) -> bool:
+    """Whether `add` can take it."""
+    row = {"compile_s": 0.0, "kept": 0.0} | (row or {})
+    name, numbers = row.get("event"), [row.get(n) for n in ("time", "compile_s", "kept")]
+    steps = [row.get("step")] * (name in ("step", "resume"))
+    number = lambda x: type(x) in (int, float) and 0 <= x < 1e12
+    return (
+        isinstance(name, str) and all(map(number, numbers)) and all(type(x) is int for x in steps)
+    )
 
 
 def summary(ledger: Ledger) -> str:
