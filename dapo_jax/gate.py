@@ -79,7 +79,7 @@ _exit, _here = os._exit, threading.local()
 @contextlib.contextmanager
 def running():
     """In this scope the user's code runs: its `os._exit`, which would end a run without a word, is
-    an error as `sys.exit` is. Other threads, and processes forked here, may still end by it."""
+    an error as `sys.exit` is. Other threads and forked processes may still end by it."""
     before, _here.process = getattr(_here, "process", 0), os.getpid()
     try:
         yield

@@ -12,7 +12,7 @@ import copy
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -83,13 +83,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-    config,
-    workdir: pathlib.Path,
-    *,
-    n: int,
-    max_tokens: int,
-    step: int | None = None,
-    prompts: Sequence[str] = (),
+    config, workdir: pathlib.Path, *, n: int, max_tokens: int, step: int | None = None, prompts=()
 ) -> Loaded:
     """The policy of a workdir, ready for n completions at a time of at most `max_tokens` (0 = as in
     training). step: of a checkpoint; None = the newest. prompts: checked before the weights are

@@ -18,7 +18,6 @@ import os
 import re
 import string
 import subprocess
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -254,9 +253,9 @@ def data_files(folder: Path, case) -> None:
         problems.read(out)
         assert "\\u00e9" not in out.read_text()
     refuses_or_reads(problems.read, file, on_bad)
-    fields = types.SimpleNamespace(max_prompt_tokens=99, on_bad=on_bad, on_long="filter")
-    how = problems.Reading()
-    refuses_or_reads(worked.read, str(file), ALPHABET, False, fields, 99, how)
+    made = config.base()
+    made.data.on_bad = on_bad
+    refuses_or_reads(worked.read, str(file), ALPHABET, False, made.data, 99, problems.Reading())
 
 
 # --- Rewards ---
@@ -302,12 +301,14 @@ def lines(*of: dict) -> st.SearchStrategy[bytes]:
     return st.lists(row, min_size=1, max_size=6).map("\n".join).map(str.encode).flatmap(bent)
 
 
+foreign = [b"", b"step,a\n", b'{"step": 1}\n', b"step:1 - a:1 - "]
 workdirs = st.fixed_dictionaries({
     "metrics.jsonl": lines(PIECES["record"], PIECES["record"] | {"step": 2}),
     "events.jsonl": lines(*PIECES["events"]),
     "rollouts/step_000001.jsonl": lines(PIECES["sample"]),
     "config.json": written(config.leaves(config.base())),
     "trackers.json": written({"wandb": "x"}),
+    "../log": st.builds(bytes.__add__, st.sampled_from(foreign), st.just(b"") | st.binary()),
 })  # fmt: skip
 
 
@@ -315,9 +316,8 @@ def run_s_files(folder: Path, files: dict[str, bytes]) -> None:
     (folder / "rollouts").mkdir(exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    other = folder.parent / "log.jsonl"
-    other.write_text('{"step": 1, "eval/heldout/avg@k": 0.5}\n')
-    runs("compare", compare.main, folder, other, "--json", folder.parent / "out.json")
+    runs("compare", compare.main, folder, folder / "../log", "--json", folder / "out.json")
+    refuses_or_reads(logs.read, str(folder / "../log"))
     for read in (logs.alarms, logs.histograms, policy.config_of_run):
         refuses_or_reads(read, str(folder))
     samples = refuses_or_reads(browse.read, str(folder))
@@ -328,39 +328,29 @@ def run_s_files(folder: Path, files: dict[str, bytes]) -> None:
         report.summary("w", Counters(), "", "", metrics.read(folder / "metrics.jsonl"))
 
 
-def bends(piece: bytes) -> st.SearchStrategy[Callable[[bytes], bytes]]:
-    """Changes of any bytes: some are cut out, and `piece` put in."""
-    cut = lambda at, more: lambda x: x[: at % len(x)] + piece + x[(at + more) % len(x) :]
-    return st.builds(cut, st.integers(0, 999), st.integers(0, 99))
-
-
 PUT = [(bytes([i]) * 16, b"payload" * i) for i in range(4)]
 
 
-def journals(folder: Path, bend: Callable[[bytes], bytes]) -> None:
+def journals(folder: Path, case: tuple[int, bytes, int]) -> None:
     """What comes out of a damaged journal was put into it."""
+    at, piece, more = case
     for damage in (True, False):
         with opened(folder, lambda _: None) as journal:
             journal.open(np.zeros(1, np.float32))
-            kept = [(journal.get(key), payload) for key, payload in PUT]
-            for key, payload in PUT if damage else ():
+            assert all(journal.get(key) in (None, payload) for key, payload in PUT)
+            for key, payload in PUT * damage:
                 journal.put(key, payload)
-        for file in (folder / "journal").iterdir() if damage else ():
-            file.write_bytes(bend(file.read_bytes()))
-    assert all(found in (None, payload) for found, payload in kept)
-    for file in (folder / "journal").iterdir():
-        file.unlink()
+        for file in (folder / "journal").iterdir():
+            data = file.read_bytes()
+            file.write_bytes(data[:at] + piece + data[at + more :]) if damage else file.unlink()
 
 
 def alarms(folder: Path, text: str) -> None:
-    told = []
-    for command in (text, f"true {text}"):
-        if refuses_or_reads(alarm_command.words, command) and command != text:
-            running = alarm_command.AlarmCommand(command, "w", told.append)
-            running.start(1, 1, [text])
-            running._running.join()
-    for message in told:
-        one_line_each(message)
+    refuses_or_reads(alarm_command.words, text)
+    if refuses_or_reads(alarm_command.words, command := f"true {text}"):
+        running = alarm_command.AlarmCommand(command, "w", one_line_each)
+        running.start(1, 1, [text])
+        running._running.join()
 
 
 def launched(folder: Path, case: tuple[str, list[str]]) -> None:
@@ -369,26 +359,15 @@ def launched(folder: Path, case: tuple[str, list[str]]) -> None:
     flags = [a.replace("\0", "").encode("utf-8", "surrogateescape") for a in flags]
     command = ["bash", scripts.LAUNCH / script, "--dry-run", *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-    told = done.stderr.decode(errors="replace").splitlines()
-    assert not done.returncode or (done.returncode < 3 and told[-1].startswith("error: ")), told
-    assert not any(re.search(r"\.sh: line \d+:", x) for x in told) and not list(folder.iterdir())
+    told = done.stderr.splitlines()
+    assert not done.returncode or (done.returncode < 3 and told[-1].startswith(b"error: ")), told
+    assert not re.search(rb"\.sh: line \d+:", done.stderr) and not list(folder.iterdir())
 
 
 # --- Commands ---
 
-VOCABULARY = {
-    c: i for i, c in enumerate(["</s>", "[UNK]", *string.ascii_lowercase, *"0123456789+?"])
-}
-WORDS = {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "[UNK]"}
-UNIGRAM = {"type": "Unigram", "vocab": [["</s>", 0.0], ["1", -1.0]], "unk_id": 0}
-MODELS = [WORDS, WORDS | {"type": "BPE", "merges": []}, UNIGRAM]
-SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": "(a+)+$"}}
 DOUBLE = {"type": "Replace", "pattern": {"String": "1"}, "content": "11"}
-PARTS = [  # of a tokenizer
-    *({}, {"pre_tokenizer": {"type": "Whitespace"}}, {"pre_tokenizer": SPLIT}),
-    {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}},
-    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA/w=="}},
-]
+DOUBLED = {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}}
 TEMPLATE = [*PIECES["template"], "{{ " + "(" * 3000]  # parts of a chat template
 SHAPE = Shape(64, 8, 16, 1, 2, 1, 4, 1e4, 1e-6, True)
 
@@ -396,7 +375,7 @@ SHAPE = Shape(64, 8, 16, 1, 2, 1, 4, 1e4, 1e-6, True)
 @st.composite
 def folder(draw):
     """File -> bytes: a tokenizer, its templates and a model, each of which may be damaged."""
-    made = {"model": draw(st.sampled_from(MODELS)), "added_tokens": []}
+    made = {"model": draw(st.sampled_from(PIECES["tokenizers"])), "added_tokens": []}
     about = hf_format.config_json(SHAPE, "float32")
     extra = [{}, {}, {"layer_types": ["full_attention"]}, {"rope_scaling": {}}]
     tensors = {
@@ -408,7 +387,7 @@ def folder(draw):
         tensors[draw(some)].flat[0] = draw(st.sampled_from([np.nan, np.inf, 1e38]))
         del tensors[draw(some)]
     files = {
-        "tokenizer.json": written(made | draw(st.sampled_from(PARTS))),
+        "tokenizer.json": written(made | draw(st.sampled_from([DOUBLED, *PIECES["parts"]]))),
         "tokenizer_config.json": written({"eos_token": "</s>", "chat_template": TEMPLATE[1]}),
         "chat.jinja": st.lists(st.sampled_from(TEMPLATE), min_size=1, max_size=4).map(
             lambda parts: "".join(parts).encode()
@@ -434,6 +413,7 @@ def models(folder: Path, files: dict[str, bytes]) -> None:
 
 flag = st.sampled_from(PIECES["flags"])
 flag = st.one_of(flag, flag, st.builds(str.__add__, flag, texts))
+sizes = st.integers(0, 99)
 script = st.sampled_from(["gke.sh", "tpu_vm.sh", "slurm.sh", "local.sh", "quickstart.sh"])
 # Name -> what reads a case, in a folder of the kind, and the cases.
 KINDS = {
@@ -443,7 +423,7 @@ KINDS = {
     "data_files": (data_files, st.tuples(problem_file(), reading, on_bad)),
     "rewards": (graded, rewards),
     "workdirs": (run_s_files, workdirs),
-    "journals": (journals, st.binary(max_size=8).flatmap(bends)),
+    "journals": (journals, st.tuples(st.integers(0, 150), st.binary(max_size=8), sizes)),
     "models": (models, folder()),
     "alarm_commands": (alarms, joined("alarms")),
     "slices": (lambda _, text: refuses_or_reads(slices.parse, text), joined("slices", 2)),
@@ -461,29 +441,10 @@ def test_kind(tmp_path_factory, kind, data):
     read(folder, data.draw(cases))
 
 
-# Small enough that a case in which nothing is wrong ends in seconds.
-SMALL = {
-    "steps": 0, "supervised_warmup.skill_steps": 0, "supervised_warmup.habit_steps": 0,
-    "data.embedded_problems": 8, "eval.max_problems": 1, "eval.k": 1, "eval.top_p": 1,
-    "log.tensorboard": False, "model.num_layers": 1, "rollout.slots": 8,
-}  # fmt: skip
-RUN = ["--workdir=run", *(f"--config.{name}={small}" for name, small in SMALL.items())]
-TOKENS, MODEL = "--config.tokenizer.path=.", "--config.model.path=./model"
-CHAT = ["--config.tokenizer.chat", "--config.tokenizer.chat_template=chat.jinja"]
-COMMANDS = [  # FILE: the problem file
-    ["train", *RUN, "--config.data.train=FILE", TOKENS, "--config.eval.files=a=FILE"],
-    ["train", *RUN, MODEL, TOKENS, "--coordinator=", "--num_processes=0", "--verbosity=-1"],
-    ["plan", "--topology=v5e-8", "--mean_response=2", "--room=0.5", "--json=out"],
-    ["evaluate", *RUN, "--data=FILE", TOKENS, "--k=1", "--top_p=1", "--temperature=1"],
-    ["evaluate", *RUN, MODEL, TOKENS, "--json=out", "--checkpoint=model", "--data=FILE"],
-    ["sample", *RUN, MODEL, TOKENS, *CHAT, "--n=1", "--max_tokens=2", "--top_p=1", "1+1?"],
-    ["convert", "to-orbax", "model", "out", "--dtype=float32"],
-    ["convert", "to-hf", "model", "out"],
-    ["data", "inspect", "FILE", "--tokenizer=.", "--chat_template=chat.jinja"],
-    ["data", "integers", "FILE", "out.jsonl"],
-    ["train", *RUN, "--config.reward.function=reward.py:score", "--config.reward.workers=0"],
-    ["lab", "sweep", *RUN, "--over=optim.lr=0,x", "--over=loss.clip_high=0.2"],
-    ["lab", "compare", "model", "FILE", "--json=out"],
+# FILE: the problem file. Small enough that a case in which nothing is wrong ends in seconds.
+COMMANDS = [
+    [w for word in command.split() for w in PIECES["words"].get(word, [word])]
+    for command in PIECES["commands"]
 ]
 
 
