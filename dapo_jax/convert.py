@@ -165,7 +165,7 @@ def check(src: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     prog = "python -m dapo_jax.convert"
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=raw)
+    parser = cli.Parser(prog=prog, description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("to-orbax", help="Hugging Face -> Orbax")
     made.set_defaults(run=to_orbax)
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(**options)
     except (ValueError, OSError) as error:
-        return cli.fail(str(error) or type(error).__name__)
+        cli.fail(str(error) or type(error).__name__)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ including the BaseExceptions of extensions, is then the input's fault and become
 names the place. Errors of the project's own code keep their traceback. This module imports no JAX.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import functools
 import math
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 _stderr = threading.Lock()
 
@@ -24,7 +26,7 @@ _stderr = threading.Lock()
 def describe(error: BaseException) -> str:
     """One line; with the kind of error, where the text alone would not say what happened."""
     try:
-        text = " ".join(str(error).split())
+        text = visible(" ".join(str(error).split()))
     except BaseException as second:  # its __str__ is the user's code too
         text = f"its text cannot be made ({type(second).__name__})"
     if isinstance(error, OSError) and error.strerror:
@@ -38,16 +40,60 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:500].removesuffix(": ")
 
 
+def visible(text: str) -> str:
+    """Characters that do not show or that steer what does (controls, escapes, turns of the writing
+    direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
+    return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the command with status 1 and a line `error: ...` for each line of the message."""
+    for line in visible(message).splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    sys.exit(1)
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line whose mistakes end as all others do."""
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message}; {self.prog} --help says what there is")
+
+
 @contextlib.contextmanager
 def reading(*place: object, what: str = "cannot be read"):
     """Turns every error inside into ValueError('<place>: <what>: <the error in one line>')."""
     try:
-        yield
+        with running():
+            yield
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         where = " ".join(str(p) for p in place if p != "")
         raise ValueError(f"{where}: {what}: {describe(error)}") from error
+
+
+_exit, _here = os._exit, threading.local()
+
+
+@contextlib.contextmanager
+def running():
+    """In this scope the user's code runs: its `os._exit`, which would end a run without a word, is
+    an error as `sys.exit` is. Other threads and forked processes may still end by it."""
+    before, _here.process = getattr(_here, "process", 0), os.getpid()
+    try:
+        yield
+    finally:
+        _here.process = before
+
+
+def _leave(status: int) -> None:
+    if getattr(_here, "process", 0) == os.getpid():
+        raise SystemExit(f"os._exit({status})")
+    _exit(status)
+
+
+os._exit = _leave
 
 
 @contextlib.contextmanager

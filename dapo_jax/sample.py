@@ -12,7 +12,7 @@ import copy
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from absl import flags
 from dapo_jax import build, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema, validation
-from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.data import prompts as prompts_lib, tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 from dapo_jax.run import policy as policy_lib
@@ -68,7 +68,7 @@ class Screen:
         text = self.tokenizer.decode(ids)
         if not ended:  # an incomplete character decodes to these, which later tokens may change
             text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        self.write(text[self.shown :] + ("\n" if ended else ""))
+        self.write(prompts_lib.visible(text[self.shown :]) + "\n" * ended)
         self.shown = max(self.shown, len(text))
 
 
@@ -83,13 +83,7 @@ class Loaded(NamedTuple):
 
 
 def load(
-    config,
-    workdir: pathlib.Path,
-    *,
-    n: int,
-    max_tokens: int,
-    step: int | None = None,
-    prompts: Sequence[str] = (),
+    config, workdir: pathlib.Path, *, n: int, max_tokens: int, step: int | None = None, prompts=()
 ) -> Loaded:
     """The policy of a workdir, ready for n completions at a time of at most `max_tokens` (0 = as in
     training). step: of a checkpoint; None = the newest. prompts: checked before the weights are

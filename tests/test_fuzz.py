@@ -1,18 +1,24 @@
-"""Whatever a command line, a file or a checkpoint's JSON holds, the user sees one line that says
-what is wrong: never a stack, a library's panic, or a process that does not end.
+"""Whatever a command line, a file, a reward or a checkpoint's JSON holds, the user sees lines that
+say what is wrong: never a stack, a library's panic, or a process that does not end; and what is
+accepted makes sense.
 
-In this process: only the errors that `cli.run` turns into such a line come out of the functions
-that read input. As commands, each in a process of its own:
+`KINDS` are read in this process: only the errors that `cli.run` turns into such lines come out.
+`COMMANDS` each run in a process of their own. More cases of each kind, and of the commands:
 
+    FUZZ_CASES=200 python -m pytest tests/test_fuzz.py -k kind
     FUZZ_CASES=2000 python -m pytest -m slow tests/test_fuzz.py -k command
 """
 
+import contextlib
 import gzip
 import io
 import json
+import math
 import os
 import re
 import string
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -23,17 +29,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
+import scripts
+from test_journal import opened
+from test_rewards import TOKENS as CHARACTERS, problem, response, rewarded
 
 from dapo_jax import config
 from dapo_jax.checkpoint import checkpoint, resume, seal
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo.state import Counters, State
-from dapo_jax.data import problems
-from dapo_jax.model import hf_format
+from dapo_jax.data import __main__ as data_main, answers, problems, worked
+from dapo_jax.data.tokenizer import Tokenizer
+from dapo_jax.lab import compare, sweep
+from dapo_jax.lab.dynamics import browse, logs
+from dapo_jax.log import alarm_command, goodput, metrics, report
+from dapo_jax.model import hf, hf_format
 from dapo_jax.model.qwen2 import Shape
+from dapo_jax.pods import slices
+from dapo_jax.reward import grading
+from dapo_jax.run import policy
 
 ROOT = Path(__file__).parent.parent
-SHOWN = (ValueError, OSError)  # `cli._guarded`; ConfigError and Damaged are ValueErrors
+SHOWN = (ValueError, OSError)  # `cli.mistake`; ConfigError and Damaged are ValueErrors
+# What a terminal would act upon, but for a progress bar's carriage return.
+STEERS = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\ud800-\udfff]"
+CASES = int(os.environ.get("FUZZ_CASES", "0"))
 
 
 def one_line_each(message: str) -> None:
@@ -43,19 +62,40 @@ def one_line_each(message: str) -> None:
 
 def refuses_or_reads(read, *arguments):
     try:
-        read(*arguments)
+        return read(*arguments)
     except SHOWN as error:
-        one_line_each(str(error))
+        one_line_each(str(error) or type(error).__name__)
+
+
+def verdict(name: str, code: int, said: str) -> str:
+    """'' or what is wrong with how a command ended."""
+    if not 0 <= code < 126:
+        return f"ends by signal or with status {code}"
+    if found := re.search(r"Traceback \(most recent call last\)|panicked at", said):
+        return found[0]
+    if found := re.search(STEERS, said):
+        return f"prints {found[0]!a}"
+    told = re.search("^error: .", said, re.MULTILINE)
+    unfit = name == "plan" and re.search("^(cannot run: |DOES NOT FIT)", said, re.MULTILINE)
+    return "" if code == 0 or told or unfit else f"exit code {code} and no error line"
+
+
+def runs(name: str, main: Callable[[Sequence[str]], int], *argv) -> None:
+    """A command in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        try:
+            code = main([*map(str, argv)])
+        except SystemExit as end:
+            code = end.code
+    wrong = verdict(name, code, said.getvalue())
+    assert not wrong, f"{wrong}: {name} {argv}\n{said.getvalue()[-3000:]}"
 
 
 # --- Values, JSON and bytes ---
 
-# A shell would run some of these; nothing here is given to one.
-TEXTS = [
-    "", "0", "-1", "nan", "1e999", "0x10", "1_0", "True", "[", "{}", "a=b", "é", "\udc80", "a,b",
-    "../../etc", "--help", "{c.seed}", "%s", ",", "~/nope", "gs://", "|", "file:///x", "foo://x",
-    "/dev/null", "/proc/nope", ".", "data,data", "x" * 5000, "9" * 400, "\x00", "$(touch owned)",
-]  # fmt: skip
+# What cases are put together from. A shell would run some texts; nothing here is given to one.
+PIECES = json.loads((ROOT / "tests/data/hostile_pieces.json").read_text())
+TEXTS = [*PIECES["texts"], "x" * 5000, "9" * 400]
 texts = st.sampled_from(TEXTS) | st.text(max_size=20)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | texts
 scalars |= st.sampled_from([10**400, "a" * 3000, "{{ x }}", "qwen2"])
@@ -83,6 +123,12 @@ def changed(draw, tree):
             node[key] = draw(values)
             break
     return tree
+
+
+def joined(name: str, most: int = 4) -> st.SearchStrategy[str]:
+    """Some of the pieces of this name, or of any texts, one after the other."""
+    piece = st.sampled_from(PIECES[name])
+    return st.lists(st.one_of(piece, piece, piece, texts), max_size=most).map("".join)
 
 
 @st.composite
@@ -129,9 +175,7 @@ def overrides(draw):
     return draw(st.sampled_from([*forms, f"--noconfig.{name}", f"--config.{name}"]))
 
 
-@hypothesis.given(st.lists(overrides(), max_size=3))
-@hypothesis.settings(max_examples=150)
-def test_overrides(argv):
+def given_overrides(folder: Path, argv) -> None:
     rest, given = cli._split(["train", *argv])
     assert rest == ["train"]
     told, made = [], config.base()
@@ -144,13 +188,31 @@ def test_overrides(argv):
         one_line_each(message)
 
 
+body = st.lists(st.sampled_from(PIECES["python"]), min_size=1, max_size=3).map("\n    ".join)
+
+
+def program(name: str, above: str) -> st.SearchStrategy[str]:
+    """A user's file that defines, or not, a function of this name."""
+    define = st.sampled_from([text.format(name) for text in PIECES["defined"]])
+    start = rarely.flatmap(lambda odd: st.sampled_from(PIECES["starts"]) if odd else st.just(""))
+    return st.builds(lambda s, d, b: f"{s}\n{above}\n{d}{b}\n", start, define, body)
+
+
+def config_files(folder: Path, text: str) -> None:
+    (folder / "c.py").write_text(text, errors="surrogatepass")
+    with contextlib.redirect_stdout(io.StringIO()):
+        refuses_or_reads(cli.load, str(folder / "c.py"))
+
+
+def sweeps(folder: Path, over: list[str]) -> None:
+    for setting in (made := refuses_or_reads(sweep.settings, over) or []):
+        assert len(sweep.folder(setting).encode()) < 256 and "/" not in sweep.folder(setting)
+    assert len({sweep.folder(setting) for setting in made}) == len(made)
+
+
 # --- Files ---
 
-ROWS = [
-    {"question": "1 + 1", "answer": "2"},
-    {"problem": "1 + 1", "solution": "so \\boxed{2}"},
-    {"prompt": [{"role": "user", "content": "1 + 1"}], "reward_model": {"ground_truth": "2"}},
-]
+ROWS = PIECES["rows"]
 rows = st.sampled_from(ROWS) | st.sampled_from(ROWS).flatmap(changed) | values
 kinds = st.sampled_from(["int64", "double", "duration[s]", "timestamp[us]", "time64[us]"])
 columns = st.builds(
@@ -171,44 +233,149 @@ def problem_file(draw):
     return suffix, gzip.compress(data) if suffix.endswith("gz") else data
 
 
-@hypothesis.given(problem_file(), st.sampled_from(["refuse", "skip"]))
-@hypothesis.settings(max_examples=250)
-def test_problem_files(tmp_path_factory, made, on_bad):
-    suffix, data = made
-    file = tmp_path_factory.getbasetemp() / f"rows{suffix}"
+ALPHABET = Tokenizer(
+    300, frozenset({0}), "", {}, lambda text: [ord(c) % 300 for c in text], lambda ids, _: "", chr
+)
+on_bad = st.sampled_from(["refuse", "skip"])
+any_answer = st.sampled_from([[], ["--any"]])
+reading = st.tuples(joined("columns") | st.just(""), joined("wording"), any_answer)
+
+
+def data_files(folder: Path, case) -> None:
+    (suffix, data), (columns, template, any_answer), on_bad = case
+    file, out = folder / f"rows{suffix}", folder / "out.jsonl"
     file.write_bytes(data)
+    out.unlink(missing_ok=True)
+    flags = [f"--columns={columns}", f"--template={template}", *any_answer]
+    runs("data", data_main.main, "inspect", file, *flags)
+    runs("data", data_main.main, "integers", file, out)
+    if out.exists():  # what is written can be read, every row of it
+        problems.read(out)
+        assert "\\u00e9" not in out.read_text()
     refuses_or_reads(problems.read, file, on_bad)
+    made = config.base()
+    made.data.on_bad = on_bad
+    refuses_or_reads(worked.read, str(file), ALPHABET, False, made.data, 99, problems.Reading())
+
+
+# --- Rewards ---
+
+GRADE = "from dapo_jax.reward.functions import Grade"
+named, said = joined("rewards", 6), joined("responses")
+settings = st.fixed_dictionaries(
+    {"function": st.just("reward.py:score") | named},
+    optional={
+        "by_source": named, "format_tags": joined("columns"), "wrong": st.floats(-9, 9),
+        "verifier": st.sampled_from([m for m in answers.MODES if m != "math"]),
+        "on_error": st.sampled_from(["stop", "miss"]),
+    },
+)  # fmt: skip
+rewards = st.tuples(
+    settings, program("score", GRADE), st.tuples(said, texts, said), st.lists(said, min_size=1)
+)
+
+
+def graded(folder: Path, case) -> None:
+    fields, text, (answer, source, prompt), responses = case
+    (folder / "reward.py").write_text(text, errors="surrogatepass")
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        judge = refuses_or_reads(grading.judge, rewarded(**fields))
+        asked = problem(answer, source, prompt), [*map(response, responses)]
+        grade = lambda problem, said: grading.grade(CHARACTERS, judge, said, problem)
+        with contextlib.redirect_stderr(io.StringIO()) as warned:
+            if judge and (got := refuses_or_reads(grade, *asked)):
+                columns = [got.score_G, *got.parts_G.values()]
+                assert got.missed or all(np.isfinite(x).all() for x in columns)
+                assert got.right_G is None or got.right_G.dtype == bool
+                json.dumps(grading._plain(got), ensure_ascii=False).encode()
+        assert not re.search(STEERS, warned.getvalue())
+        assert all(x.startswith("warning: ") for x in warned.getvalue().splitlines())
+
+
+# --- The files of a run ---
+
+
+def lines(*of: dict) -> st.SearchStrategy[bytes]:
+    row = st.sampled_from(of)
+    row = st.one_of(row, row, row.flatmap(changed), values).map(json.dumps)
+    return st.lists(row, min_size=1, max_size=6).map("\n".join).map(str.encode).flatmap(bent)
+
+
+foreign = [b"", b"step,a\n", b'{"step": 1}\n', b"step:1 - a:1 - "]
+workdirs = st.fixed_dictionaries({
+    "metrics.jsonl": lines(PIECES["record"], PIECES["record"] | {"step": 2}),
+    "events.jsonl": lines(*PIECES["events"]),
+    "rollouts/step_000001.jsonl": lines(PIECES["sample"]),
+    "config.json": written(config.leaves(config.base())),
+    "trackers.json": written({"wandb": "x"}),
+    "../log": st.builds(bytes.__add__, st.sampled_from(foreign), st.just(b"") | st.binary()),
+})  # fmt: skip
+
+
+def run_s_files(folder: Path, files: dict[str, bytes]) -> None:
+    (folder / "rollouts").mkdir(exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    runs("compare", compare.main, folder, folder / "../log", "--json", folder / "out.json")
+    refuses_or_reads(logs.read, str(folder / "../log"))
+    for read in (logs.alarms, logs.histograms, policy.config_of_run):
+        refuses_or_reads(read, str(folder))
+    samples = refuses_or_reads(browse.read, str(folder))
+    assert "<script" not in browse.page(samples or [])
+    ledger = goodput.read(folder / "events.jsonl")  # damage costs its line, not the run
+    assert all(map(math.isfinite, ledger.shares().values())) and goodput.summary(ledger)
+    with contextlib.closing(metrics.Writer(folder, 1, config.base(), lambda _: None)):
+        report.summary("w", Counters(), "", "", metrics.read(folder / "metrics.jsonl"))
+
+
+PUT = [(bytes([i]) * 16, b"payload" * i) for i in range(4)]
+
+
+def journals(folder: Path, case: tuple[int, bytes, int]) -> None:
+    """What comes out of a damaged journal was put into it."""
+    at, piece, more = case
+    for damage in (True, False):
+        with opened(folder, lambda _: None) as journal:
+            journal.open(np.zeros(1, np.float32))
+            assert all(journal.get(key) in (None, payload) for key, payload in PUT)
+            for key, payload in PUT * damage:
+                journal.put(key, payload)
+        for file in (folder / "journal").iterdir():
+            data = file.read_bytes()
+            file.write_bytes(data[:at] + piece + data[at + more :]) if damage else file.unlink()
+
+
+def alarms(folder: Path, text: str) -> None:
+    refuses_or_reads(alarm_command.words, text)
+    if refuses_or_reads(alarm_command.words, command := f"true {text}"):
+        running = alarm_command.AlarmCommand(command, "w", one_line_each)
+        running.start(1, 1, [text])
+        running._running.join()
+
+
+def launched(folder: Path, case: tuple[str, list[str]]) -> None:
+    """Nothing is done: where a script accepts the line, it prints what it would do."""
+    script, flags = case
+    flags = [a.replace("\0", "").encode("utf-8", "surrogateescape") for a in flags]
+    command = ["bash", scripts.LAUNCH / script, "--dry-run", *flags]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    told = done.stderr.splitlines()
+    assert not done.returncode or (done.returncode < 3 and told[-1].startswith(b"error: ")), told
+    assert not re.search(rb"\.sh: line \d+:", done.stderr) and not list(folder.iterdir())
 
 
 # --- Commands ---
 
-VOCABULARY = {
-    c: i for i, c in enumerate(["</s>", "[UNK]", *string.ascii_lowercase, *"0123456789+?"])
-}
-WORDS = {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "[UNK]"}
-UNIGRAM = {"type": "Unigram", "vocab": [["</s>", 0.0], ["1", -1.0]], "unk_id": 0}
-MODELS = [WORDS, WORDS | {"type": "BPE", "merges": []}, UNIGRAM]
-SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": "(a+)+$"}}
 DOUBLE = {"type": "Replace", "pattern": {"String": "1"}, "content": "11"}
-PARTS = [  # of a tokenizer
-    *({}, {"pre_tokenizer": {"type": "Whitespace"}}, {"pre_tokenizer": SPLIT}),
-    {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}},
-    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA/w=="}},
-]
-TEMPLATE = [  # parts of a chat template
-    "{{ messages }}", "{{ messages[0].content }}", "{% for m in messages %}", "{% endfor %}", "{{",
-    "{% if x %}", "{% endif %}", "{% break %}", "{{ 1/0 }}", "{{ x.y.z }}", "{% macro f() %}",
-    "{% endmacro %}", "{{ f() }}", "{{ ''.__class__ }}", "{{ " + "(" * 3000, "{# ", "text",
-    "{{ lipsum(n=10**7) }}", "{{ '%0999999999d'|format(1) }}", "{{ [1]|slice(10**9)|list }}",
-    "{{ messages|tojson(indent=10**9) }}", "{{ raise_exception('no') }}", "{{ messages|sum }}",
-]  # fmt: skip
+DOUBLED = {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}}
+TEMPLATE = [*PIECES["template"], "{{ " + "(" * 3000]  # parts of a chat template
 SHAPE = Shape(64, 8, 16, 1, 2, 1, 4, 1e4, 1e-6, True)
 
 
 @st.composite
 def folder(draw):
     """File -> bytes: a tokenizer, its templates and a model, each of which may be damaged."""
-    made = {"model": draw(st.sampled_from(MODELS)), "added_tokens": []}
+    made = {"model": draw(st.sampled_from(PIECES["tokenizers"])), "added_tokens": []}
     about = hf_format.config_json(SHAPE, "float32")
     extra = [{}, {}, {"layer_types": ["full_attention"]}, {"rope_scaling": {}}]
     tensors = {
@@ -220,7 +387,7 @@ def folder(draw):
         tensors[draw(some)].flat[0] = draw(st.sampled_from([np.nan, np.inf, 1e38]))
         del tensors[draw(some)]
     files = {
-        "tokenizer.json": written(made | draw(st.sampled_from(PARTS))),
+        "tokenizer.json": written(made | draw(st.sampled_from([DOUBLED, *PIECES["parts"]]))),
         "tokenizer_config.json": written({"eos_token": "</s>", "chat_template": TEMPLATE[1]}),
         "chat.jinja": st.lists(st.sampled_from(TEMPLATE), min_size=1, max_size=4).map(
             lambda parts: "".join(parts).encode()
@@ -233,25 +400,51 @@ def folder(draw):
     return {name: draw(data) for name, data in files.items()}
 
 
-# Small enough that a case in which nothing is wrong ends in seconds.
-SMALL = {
-    "steps": 0, "supervised_warmup.skill_steps": 0, "supervised_warmup.habit_steps": 0,
-    "data.embedded_problems": 8, "eval.max_problems": 1, "eval.k": 1, "eval.top_p": 1,
-    "log.tensorboard": False, "model.num_layers": 1, "rollout.slots": 8,
-}  # fmt: skip
-RUN = ["--workdir=run", *(f"--config.{name}={small}" for name, small in SMALL.items())]
-TOKENS, MODEL = "--config.tokenizer.path=.", "--config.model.path=./model"
-CHAT = ["--chat", "--config.tokenizer.chat_template=chat.jinja"]
-COMMANDS = [  # FILE: the problem file
-    ["train", *RUN, "--config.data.train=FILE", TOKENS, "--config.eval.files=a=FILE"],
-    ["train", *RUN, MODEL, TOKENS, "--coordinator=", "--num_processes=0", "--verbosity=-1"],
-    ["plan", "--topology=v5e-8", "--mean_response=2", "--room=0.5", "--json=out"],
-    ["evaluate", *RUN, "--data=FILE", TOKENS, "--k=1", "--top_p=1", "--temperature=1"],
-    ["evaluate", *RUN, MODEL, TOKENS, "--json=out", "--checkpoint=model"],
-    ["sample", *RUN, MODEL, TOKENS, *CHAT, "--n=1", "--max_tokens=2", "--top_p=1", "1+1?"],
-    ["convert", "to-orbax", "model", "out", "--dtype=float32"],
-    ["convert", "to-hf", "model", "out"],
-    ["data", "inspect", "FILE", "--tokenizer=.", "--chat_template=chat.jinja"],
+def models(folder: Path, files: dict[str, bytes]) -> None:
+    """Directories of a policy, and of a value model."""
+    (folder / "model").mkdir(exist_ok=True)
+    for file in (folder / "model").iterdir():
+        file.unlink()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    refuses_or_reads(hf.load, folder / "model")
+    refuses_or_reads(hf_format.has_value_head, folder / "model")
+
+
+flag = st.sampled_from(PIECES["flags"])
+flag = st.one_of(flag, flag, st.builds(str.__add__, flag, texts))
+sizes = st.integers(0, 99)
+script = st.sampled_from(["gke.sh", "tpu_vm.sh", "slurm.sh", "local.sh", "quickstart.sh"])
+# Name -> what reads a case, in a folder of the kind, and the cases.
+KINDS = {
+    "overrides": (given_overrides, st.lists(overrides(), max_size=3)),
+    "config_files": (config_files, program("get_config", "from dapo_jax.config import base")),
+    "sweeps": (sweeps, st.lists(joined("over", 2), max_size=3)),
+    "data_files": (data_files, st.tuples(problem_file(), reading, on_bad)),
+    "rewards": (graded, rewards),
+    "workdirs": (run_s_files, workdirs),
+    "journals": (journals, st.tuples(st.integers(0, 150), st.binary(max_size=8), sizes)),
+    "models": (models, folder()),
+    "alarm_commands": (alarms, joined("alarms")),
+    "slices": (lambda _, text: refuses_or_reads(slices.parse, text), joined("slices", 2)),
+    "launchers": (launched, st.tuples(script, st.lists(flag, max_size=6))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=CASES or 25)
+def test_kind(tmp_path_factory, kind, data):
+    read, cases = KINDS[kind]
+    folder = tmp_path_factory.getbasetemp() / kind / "w"
+    folder.mkdir(parents=True, exist_ok=True)
+    read(folder, data.draw(cases))
+
+
+# FILE: the problem file. Small enough that a case in which nothing is wrong ends in seconds.
+COMMANDS = [
+    [w for word in command.split() for w in PIECES["words"].get(word, [word])]
+    for command in PIECES["commands"]
 ]
 
 
@@ -265,30 +458,15 @@ def commands(draw):
         at = draw(st.integers(0, len(argv) - 1))
         flag, equals, _ = argv[at].rpartition("=")
         argv[at] = flag + equals + draw(texts)
-    if module not in ("convert", "data"):
+    if module not in ("convert", "data", "lab"):
         argv = draw(st.lists(overrides(), max_size=2)) + argv
-    return module, argv, draw(folder()) | {f"problems{suffix}": data}
+    own = draw(program("score", GRADE)).encode(errors="surrogatepass")
+    files = {f"problems{suffix}": data, "reward.py": own}
+    return module, argv, draw(folder()) | files
 
 
-def verdict(name: str, code: int, said: str) -> str:
-    """'' or what is wrong."""
-    if code < 0:
-        return f"ends by signal {-code}"
-    if found := re.search(r"Traceback \(most recent call last\)|panicked at", said):
-        return found[0]
-    told = re.search(r"^(.*: )?error: .", said, re.MULTILINE)
-    unfit = name == "plan" and re.search("^(cannot run: |DOES NOT FIT)", said, re.MULTILINE)
-    return "" if code == 0 or told or unfit else f"exit code {code} and no error line"
-
-
-@pytest.mark.slow
-@hypothesis.given(case=commands())
-@hypothesis.settings(
-    max_examples=int(os.environ.get("FUZZ_CASES", "25")), phases=[hypothesis.Phase.generate]
-)
-def test_a_generated_command(shell, tmp_path_factory, case):
+def run_command(shell, folder: Path, case) -> None:
     name, argv, files = case
-    folder = tmp_path_factory.mktemp("case")
     (folder / "model").mkdir()
     (folder / "configs").symlink_to(ROOT / "configs")
     for file, data in files.items():
@@ -305,6 +483,13 @@ def test_a_generated_command(shell, tmp_path_factory, case):
     said = "".join(log.read_text(errors="replace") for log in logs)
     wrong = verdict(name, process.returncode, said)
     assert not wrong, f"{wrong}: {name} {argv}\n{said[-3000:]}"
+
+
+@pytest.mark.slow
+@hypothesis.given(case=commands())
+@hypothesis.settings(max_examples=CASES or 25, phases=[hypothesis.Phase.generate])
+def test_a_generated_command(shell, tmp_path_factory, case):
+    run_command(shell, tmp_path_factory.mktemp("case"), case)
 
 
 # --- Checkpoints ---

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from dapo_jax.lab.dynamics import logs, verl
 from dapo_jax.log import tags
@@ -153,14 +152,3 @@ def test_what_is_no_log(tmp_path, monkeypatch, case):
     with pytest.raises(ValueError, match=case["message"]) as error:
         logs.read(case["name"])
     assert "\n" not in str(error.value)
-
-
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_any_bytes(tmp_path_factory, data):
-    file = tmp_path_factory.mktemp("log") / "x"
-    for start in (b"", b"step,a\n", b'{"step": 1}\n', b"step:1 - a:1 - "):
-        file.write_bytes(start + data)
-        try:
-            assert logs.read(str(file))
-        except ValueError as error:
-            assert "\n" not in str(error)

@@ -184,39 +184,7 @@ def test_a_bool_is_right_or_wrong_and_a_number_a_score(given, grade):
     assert rewards.checked(given) == grade
 
 
-FAILING = """
-import contextlib, glob, os, subprocess, time
-from dapo_jax.reward.functions import Grade
-
-def score(problem, response):
-    if response == "slow":
-        child = subprocess.Popen(["sleep", "1000"])
-        with open(__file__ + ".children", "a") as children:
-            print(child.pid, file=children)
-        time.sleep(1000)
-    if response.startswith("meet"):
-        open(f"{__file__}.{response}", "w").close()
-        while len(glob.glob(f"{__file__}.meet*")) < 4:
-            time.sleep(0.01)
-    if response == "stuck":
-        while True:
-            9 ** 9 ** 8
-    if response == "raise":
-        return 1 / 0
-    if response == "die":
-        os._exit(3)
-    if response == "nan":
-        return float("nan")
-    if response == "fork" and os.fork() == 0:
-        return 0.25
-    if response == "spill":
-        for descriptor in range(3, 64):
-            with contextlib.suppress(OSError):
-                os.write(descriptor, bytes([0, 0, 0, 5]) + b"hello")
-    if response == "list":
-        return Grade(1.0, True, parts={"n": [1, 2]})
-    return Grade(len(response) / 7, response == "right", response, {"n": len(response)})
-"""
+FAILING = pathlib.Path(__file__).with_name("data").joinpath("failing_reward.txt").read_text()
 
 
 # A token is a character.
@@ -348,6 +316,7 @@ def test_workers_judge_side_by_side_what_waits(failing):
     [
         ("slow", "took more than 2 s"),
         ("die", "ended its process"),
+        ("leave", "SystemExit: os._exit(0) (failing.py line 23)"),
         ("spill", "wrote to the descriptor on which grades are sent"),
         ("raise", "ZeroDivisionError: division by zero (failing.py line 19)"),
         ("list", "score gave Grade(score=1.0, right=True, answer=None, parts={'n': [1, 2]})"),

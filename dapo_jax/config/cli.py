@@ -19,6 +19,7 @@ from absl import app, flags, logging
 import dapo_jax
 from dapo_jax import gate
 from dapo_jax.config import schema
+from dapo_jax.gate import Parser, fail  # noqa: F401
 
 FILE = flags.DEFINE_string(
     "config", "configs/quickstart.py", "Config file, FILE.py or FILE.py:ARGUMENT of its get_config."
@@ -118,12 +119,6 @@ def _unraisable(what) -> None:
         _interrupted()
     if str(what.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(what)
-
-
-def fail(message: str) -> None:
-    for line in message.splitlines():
-        print(f"error: {line}", file=sys.stderr)
-    sys.exit(1)
 
 
 def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> list[str]:
@@ -232,10 +227,11 @@ def load(path: str) -> schema.Config:
         what = "a directory" if os.path.isdir(file) else "No such file"
         raise ValueError(f"--config={path[:200]}: {what}; give a Python file with a get_config()")
     try:
-        get_config = runpy.run_path(file).get("get_config")
-        if not callable(get_config):
-            raise AttributeError("it defines no get_config()")
-        config = get_config(*argument)
+        with gate.running():
+            get_config = runpy.run_path(file).get("get_config")
+            if not callable(get_config):
+                raise AttributeError("it defines no get_config()")
+            config = get_config(*argument)
         if not isinstance(config, schema.Config):
             raise TypeError(f"get_config() returned a {type(config).__name__}, not the config")
         return config

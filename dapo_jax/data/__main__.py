@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dapo_jax import bars
+from dapo_jax import bars, gate
 from dapo_jax.data import files, integers, problems, prompts, published, references, rows, tokenizer
 
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     about = __doc__.split("\n")[0]
-    cli = argparse.ArgumentParser(prog="python -m dapo_jax.data", description=about)
+    cli = gate.Parser(prog="python -m dapo_jax.data", description=about)
     commands = cli.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("prepare", help="fetch published sets and check their SHA-256")
     fetch.add_argument("names", nargs="*", metavar="NAME")
@@ -121,11 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     look.add_argument("--any", action="store_true", help="answers that are no integers too")
     try:
         for line in run(cli.parse_args(argv)):
-            print(prompts.visible(line), flush=True)
+            print(gate.visible(line), flush=True)
     except BrokenPipeError:  # `| head` has seen enough; leave nothing to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as e:
-        print(f"error: {prompts.visible(str(e))}", file=sys.stderr)
+        print(f"error: {gate.visible(str(e))}", file=sys.stderr)
         return 1
     return 0
 

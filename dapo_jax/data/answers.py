@@ -105,4 +105,4 @@ def chosen(answer: str, prompt: str, source: str) -> str:
     """The verifier that `auto` chooses for a problem."""
     found = [mode for part, mode in _PROMPTS if part in prompt]
     found += [mode for part, mode in _SOURCES if part in source.lower()]
-    return [*found, "integer" if re.fullmatch(r"-?\d+", answer) else "boxed"][0]
+    return [*found, "integer" if re.fullmatch(r"-?[0-9]+", answer) else "boxed"][0]

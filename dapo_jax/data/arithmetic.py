@@ -277,12 +277,9 @@ def write_tokenizer(path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=corpus,
         model_writer=model,
-        model_type="word",
-        vocab_size=len(words) + 2,
-        normalization_rule_name="identity",
+        **dict(model_type="word", vocab_size=len(words) + 2, normalization_rule_name="identity"),
         **dict(unk_id=0, eos_id=1, bos_id=-1, pad_id=-1),  # -1: no such token
         character_coverage=1.0,  # the default drops the rarest letters, and with them words
-        num_threads=1,
-        minloglevel=2,  # silent but for errors
+        **dict(num_threads=1, minloglevel=2),  # silent but for errors
     )
     _keep_or_write(path, model.getvalue())

@@ -10,7 +10,9 @@ from typing import Any
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
     """A reader sees the old file or the new one, never a part, also while other processes write it.
-    OSError: with the path."""
+    OSError: with the path. ValueError: it can be no file's."""
+    if not path.name:
+        raise ValueError(f"{path}: is a folder; name a file")
     data = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:

@@ -32,7 +32,7 @@ def asked(problem: str, answer: str) -> tuple[str, str] | None:
     """(the problem with an integer answer, that answer); None if the answer has none of the forms.
     Integers come back unchanged."""
     text = re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"[\s$]|\\[!,;]|\\left|\\right", "", answer))
-    if re.fullmatch(r"-?\d+", text):
+    if re.fullmatch(r"-?[0-9]+", text):
         return problem, text
     minus, text = text.startswith("-"), text.removeprefix("-")
     for pattern, form, unique, wanted in _FORMS:

@@ -124,6 +124,8 @@ def _gathered(paths: Sequence[Path], how: Reading) -> tuple[list[Problem], Repor
                 duplicates += raw.messages in given
                 answers = given.setdefault(raw.messages, {})
                 answer = how.takes(raw.answer, field) if field else raw.answer
+                rows.require_text(field, raw.answer, answer)
+                rows.require_text("data_source", raw.source, raw.source)
             except BadRow as bad:
                 refused.append(refusal(path, number, bad))
                 continue
@@ -235,9 +237,7 @@ def conversation(value: object, field: str, how: Reading) -> prompts.Messages:
         else:
             messages = tuple((m["role"], m["content"]) for m in value)
             text = prompts.plain_text(messages)
-        "\n".join([text, *(role for role, _ in messages)]).encode()
-    except UnicodeEncodeError as e:
-        raise BadRow(field, value, "holds half of a surrogate pair, which is not text") from e
+        rows.require_text(field, value, "\n".join([text, *(role for role, _ in messages)]))
     except (TypeError, KeyError, IndexError) as e:
         raise BadRow(field, value, "expected text or a list of {role, content} texts") from e
     if not text.strip():

@@ -1,5 +1,7 @@
 """Prompt templates, including that of the DAPO paper, and the way back to the bare problem."""
 
+from dapo_jax.gate import visible  # noqa: F401
+
 Messages = tuple[tuple[str, str], ...]  # ((role, content), ...): immutable, so it can be a key
 
 # Word for word as in DAPO-Math-17k and in the AIME-2024 file of the DAPO authors.
@@ -45,9 +47,3 @@ def raw_problem(messages: Messages) -> str:
     if len(messages) == 1 and rest != text and rest.endswith(_AFTER):
         return rest.removesuffix(_AFTER)
     return text
-
-
-def visible(text: str) -> str:
-    """Characters that do not show or that steer what does (controls, escapes, turns of the writing
-    direction, odd blanks, halves of surrogate pairs) as codes; lines and tabs stay."""
-    return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)

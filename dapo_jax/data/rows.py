@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from dapo_jax import gate
-from dapo_jax.data.prompts import visible
 
 SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
@@ -36,6 +35,14 @@ class Foreign(ValueError):
 
 class BadRow(ValueError):
     """One row is refused. Arguments: field, value, reason."""
+
+
+def require_text(field: str, value: object, text: str) -> None:
+    """BadRow: no file can hold `text`, a part of the value."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise BadRow(field, value, "holds half of a surrogate pair, which is not text") from e
 
 
 def find(name: str | Path) -> list[Path]:
@@ -182,7 +189,7 @@ def _parquet(path: Path, wanted, needs: str) -> Iterator[tuple[int, Row]]:
         names = file.schema_arrow.names
         _once(path, names)
         if not (columns := wanted(names)):
-            raise Foreign(f"{path}: has the columns {visible(', '.join(names)[:300])}; {needs}")
+            raise Foreign(f"{path}: has the columns {', '.join(names)[:300]}; {needs}")
         # Only what is needed, a few thousand rows at a time: DAPO-Math-17k has 1.79M of them.
         batches = file.iter_batches(4096, columns=columns)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)

@@ -30,7 +30,7 @@ import sentencepiece
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from dapo_jax import gate
-from dapo_jax.data.prompts import Messages, visible
+from dapo_jax.data.prompts import Messages
 
 # Qwen2.5 base models end with the first, instruct models with the second. After training, a model
 # may use either; a tokenizer that knew only one would let responses run to the length limit.
@@ -90,7 +90,7 @@ class Tokenizer:
         except SecurityError as e:
             raise ValueError(f"chat template refused by the sandbox: {e}") from e
         except Exception as e:  # a template is a program: any of Python's errors can come out
-            why, last = visible(gate.describe(e)), messages[-1:]
+            why, last = gate.describe(e), messages[-1:]
             raise ValueError(f"chat template failed: {why}; the prompt ends in {last!r:.90}") from e
 
     def chat(self, messages: Messages) -> list[int]:

@@ -47,7 +47,10 @@ def settings(over: Sequence[str]) -> list[Setting]:
     bad: list[str] = []
     for text in over:
         name, _, values = text.partition("=")
-        (cells,) = csv.reader([values]) if values else ([],)
+        try:
+            (cells,) = csv.reader([values]) if values else ([],)
+        except csv.Error:  # the end of a line in it
+            cells = []
         field = name.strip()
         found = [cli.overrides([(field, cell.strip())], bad).get(field) for cell in cells]
         if not cells:

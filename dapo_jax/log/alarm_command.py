@@ -62,7 +62,7 @@ class AlarmCommand:
                     self._say(f"warning: log.alarm_command: ended after {LIMIT_S} s")
             if process.returncode > 0:
                 self._say(f"warning: log.alarm_command: exit status {process.returncode}")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # no argument can hold a NUL
             self._say(f"warning: log.alarm_command: {error}")
 
     def close(self) -> None:

@@ -30,6 +30,9 @@ _COMPILES = tuple(
 )
 
 
+_EVENTS = {"start-up", "resume", "rollout", "update", "evaluation", "save", "step", "leave"}
+
+
 class Ledger(NamedTuple):
     """Seconds of wall time so far. Steps, evaluations and losses sum to the time between the first
     event and the last, except for time between the end of a finished run and its continuation."""
@@ -100,7 +103,7 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
     next_phase = {"start-up": "start", "resume": "start", "step": "save", "leave": "away"}
     doing = next_phase.get(name, name)
     if name == "step":
-        running, share = event["step"], float(event.get("kept", 0.0))
+        running, share = event.get("step", 0), float(event.get("kept", 0.0))
         other = sampled.get(running, 0.0)
         had = undone.pop(running, 0.0)
         back = min(had, other * share / (1 - share) if share < 1 else had)
@@ -111,10 +114,10 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
         lost["restart"], begun = lost["restart"] + begun, 0.0
         doing = "" if event.get("finished") else doing
     elif name == "resume":
-        for n in [n for n in steps if n > event["step"]]:
+        for n in [n for n in steps if n > event.get("step", 0)]:
             lost["restart"] += steps.pop(n) + evaluated.pop(n, 0.0)
             undo(n)
-    done = event["step"] if name in ("step", "resume") else ledger.step
+    done = event.get("step", 0) if name in ("step", "resume") else ledger.step
     starts = ledger.starts + (name == "start-up")
     return Ledger(steps, evaluated, lost, begun, done, sampled, undone, doing, now, starts)
 
@@ -122,8 +125,15 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
 def read(path: pathlib.Path) -> Ledger:
     """The ledger of an events.jsonl; lines that are damaged or no event are skipped."""
     rows = (row for _, row in files.json_lines(path)) if path.exists() else ()
-    good = (r for r in rows if r and {"event", "time"} <= r.keys())
-    return functools.reduce(add, good, Ledger())
+    return functools.reduce(add, filter(_is_event, rows), Ledger())
+
+
+def _is_event(row: dict[str, Any] | None) -> bool:
+    """Whether `add` can take it."""
+    row = {"compile_s": 0.0, "kept": 0.0, "step": 0, "event": "", "time": ""} | (row or {})
+    numbers = [row[name] for name in ("time", "compile_s", "kept", "step")]
+    good = all(type(x) in (int, float) and 0 <= x < 1e12 for x in numbers)
+    return good and isinstance(row["event"], str) and row["event"] in _EVENTS
 
 
 def summary(ledger: Ledger) -> str:

@@ -208,8 +208,8 @@ def count_alarms(
     state: State,
     log: dict,
     history: History,
-    say: Callable[[str], None],
-    tell: Callable[[int, int, list[str]], None] = lambda *_: None,
+    say: Callable,
+    tell: Callable = lambda *_: None,
 ) -> tuple[State, list[str]]:
     """Print the alarms of this step, and count steps with alarms in a row. tell: called with (step,
     steps in a row, alarms) when alarms are printed."""

@@ -48,11 +48,7 @@ def _lengths(groups: Iterable[Group]) -> list[int]:
 
 
 def step_metrics(
-    config,
-    shape: qwen2.Shape,
-    record: StepRecord,
-    clocks: Clocks,
-    others: Sequence[tuple[qwen2.Shape, int]] = (),
+    config, shape: qwen2.Shape, record: StepRecord, clocks: Clocks, others: Sequence[tuple] = ()
 ) -> dict[str, float]:
     """The `perf/mfu_*` and `perf/hbm_*` of a step. others: as in `step_flops`."""
     device, log = jax.local_devices()[0], {}

@@ -334,5 +334,13 @@ def read(path: pathlib.Path) -> list[dict]:
 def _records(path: pathlib.Path) -> tuple[list[dict], list[int]]:
     """(records, numbers of the lines that are none)."""
     lines = dict(files.json_lines(path)) if path.exists() else {}
-    damaged = [n for n, r in lines.items() if r is None or type(r.get("step")) is not int]
+    damaged = [n for n, r in lines.items() if not _is_record(r)]
     return [r for n, r in lines.items() if n not in damaged], damaged
+
+
+def _is_record(row: dict | None) -> bool:
+    """Whether `Writer.record` may have written it: numbers, and lists where lists belong."""
+    listed = lambda tag, x: isinstance(x, list) and re.fullmatch(r"alarms|.+(_hist|/by_\w+)", tag)
+    number = lambda x: x is None or (isinstance(x, int | float) and not abs(x) > 1e308)
+    known = row and type(row.get("step")) is int
+    return bool(known) and all(number(x) or listed(tag, x) for tag, x in row.items())

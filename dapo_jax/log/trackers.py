@@ -98,7 +98,7 @@ def _ids(path: pathlib.Path) -> dict[str, str]:
     try:
         saved = json.loads(path.read_text())
         return {k: v for k, v in saved.items() if isinstance(v, str)}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 

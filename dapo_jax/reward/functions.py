@@ -234,14 +234,15 @@ def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
     """The grade, or the error and its place. A process that the function forked ends here."""
     own = os.getpid()
     try:
-        with contextlib.redirect_stdout(_Output(sys.stdout)):
+        with gate.running(), contextlib.redirect_stdout(_Output(sys.stdout)):
             return graded(score, problem, response)
     except NoGrade as error:
         return Failed(str(error), "gave what is no grade", error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # GeneratorExit, SystemExit, and exceptions of the user's own
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        *_, last = (f for f in frames if f.filename != gate.__file__)
         where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
         return failed(problem, f"{gate.describe(error)} ({where})", error)
     finally:
@@ -250,5 +251,6 @@ def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
 
 
 def failed(problem: Problem, cause: str, error: BaseException | None = None) -> Failed:
-    why = f"reward: failed on a response to problem {problem.id} of {problem.source}: {cause}"
+    source = gate.visible(" ".join(problem.source.split()))
+    why = f"reward: failed on a response to problem {problem.id} of {source}: {cause}"
     return Failed(why, cause, error)
