@@ -2,6 +2,7 @@
 
     python tests/golden.py check                    # against golden_runs.json, about two minutes
     python tests/golden.py check --against=COMMIT   # against a work tree of it; on any machine
+    python tests/golden.py check --at_once=8        # so many of these runs beside one another
     python tests/golden.py record                   # this machine's entry of golden_runs.json
 
 A run is a command, and what is compared are the files that it leaves: nothing of dapo_jax is
@@ -11,6 +12,7 @@ computes, so an entry belongs to one `machine`. A new config field changes `conf
 
 import argparse
 import collections
+import concurrent.futures
 import hashlib
 import importlib.metadata
 import json
@@ -145,8 +147,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("check", "record"))
     parser.add_argument("--against", metavar="COMMIT", help="run this commit too, and compare")
+    parser.add_argument("--at_once", type=int, default=1, help="how many run beside one another")
     parser.add_argument("--only", choices=tuple(RUNS), help="this run alone")
     args = parser.parse_args()
+    names = [args.only] if args.only else [*RUNS]
+    names = (names * args.at_once)[: max(args.at_once, len(names))]
     here, entries = machine(), json.loads(ENTRIES.read_text()) if ENTRIES.exists() else {}
     entry = entries.get(digest(here), {"machine": here, "runs": {}})
     if args.action == "check" and not args.against and not entry["runs"]:
@@ -159,8 +164,10 @@ def main() -> int:
         if args.against:
             subprocess.run([*git, "add", "-q", "--detach", tree, args.against], check=True)
         try:
-            for name in [args.only] if args.only else RUNS:
-                new = train(ROOT, name, runs / name)
+            folders = [runs / f"{i}.{name}" for i, name in enumerate(names)]
+            pool = concurrent.futures.ThreadPoolExecutor(args.at_once)
+            new_runs = pool.map(lambda name, folder: train(ROOT, name, folder), names, folders)
+            for name, new in zip(names, new_runs, strict=True):
                 if args.action == "record":
                     entry["runs"][name] = short(new)
                     print(f"{name}: {json.dumps(short(new))}", flush=True)
