@@ -25,7 +25,7 @@ import numpy as np
 
 from dapo_jax import parallel
 from dapo_jax.dapo import advantage, objective, update
-from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint, teaches
+from dapo_jax.dapo.dynamic_sampling import Collected, Group, collect, fingerprint, needed, teaches
 from dapo_jax.dapo.minibatches import make_minibatches, pack_minibatches, update_policy
 from dapo_jax.dapo.state import State
 from dapo_jax.model import learner
@@ -109,30 +109,31 @@ def step(
 
 def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collected, engine.Stats]:
     """Dynamic Sampling with the policy as it is at the start of the step."""
-    rollout = algorithm.config.rollout
+    rollout, settings = algorithm.config.rollout, algorithm.config.dynamic_sampling
+    missing, ends = rollout.groups - len(state.carried), settings.surplus == "end"
     decode_params = machine.decode_params(state.params)
     draw, totals = training_draw(algorithm, state.counters.step), []
 
+    def grade(groups: list[Group]) -> list[Group]:
+        problems = [text.train.problems[stream[g.position]] for g in groups]
+        return grading.grade_groups(text.tokenizer, text.judge, groups, problems)
+
     def sample(positions: Sequence[int]) -> list[Group]:
-        rows = [stream[i] for i in positions]
-        prompts = list(zip(positions, [text.train.ids[r] for r in rows], strict=True))
-        groups, stats = machine.sample_groups(decode_params, prompts, rollout.group_size, draw)
+        nonlocal missing
+        prompts = [(i, text.train.ids[stream[i]]) for i in positions]
+        asked = decode_params, prompts, rollout.group_size, draw
+        none = [Group(*prompt, ()) for prompt in prompts]
+        calls = {"wanted": needed(none, missing, grade, algorithm.teaches)} if ends else {}
+        groups, stats = machine.sample_groups(*asked, **calls)
         totals.append(stats)
-        problems = [text.train.problems[r] for r in rows]
-        groups = grading.grade_groups(text.tokenizer, text.judge, groups, problems)
+        groups = grade(groups)
+        missing -= sum(map(algorithm.teaches, groups))
         parallel.same_everywhere(f"the round from problem {positions[0]} on", fingerprint(groups))
         return groups
 
-    batch = collect(
-        sample,
-        algorithm.config.dynamic_sampling,
-        start=state.counters.position,
-        need=rollout.groups,
-        accept_rate=state.counters.accept_rate,
-        carried=state.carried,
-        accept=algorithm.teaches,
-        ahead=algorithm.positions(text, stream, state),
-    )
+    begun = dict(start=state.counters.position, accept_rate=state.counters.accept_rate)
+    begun |= dict(carried=state.carried, ahead=algorithm.positions(text, stream, state))
+    batch = collect(sample, settings, need=rollout.groups, accept=algorithm.teaches, **begun)
     return batch, engine.total(totals)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -62,21 +62,22 @@ class Machine(NamedTuple):
         group_size: int,
         draw: Draw,
         top_ps: Sequence[float] = (),
-        cut: Callable[[np.ndarray], int] | None = None,
+        **calls,
     ) -> tuple[list[Group], engine.Stats]:
         """Groups, not yet graded, of responses to each (stream position, prompt), in the given
-        order, and the sampler's statistics. top_ps: of each prompt, where they differ from the
-        draw's. cut: as for `Engine.generate`."""
+        order up to the first that lacks one, and the sampler's statistics. top_ps: of each prompt,
+        where they differ from the draw's. calls: `cut` and `wanted` of `Engine.generate`."""
         top_ps = top_ps or [0.0] * len(prompts)
         requests = [
             engine.Request(prompt, position, g, top_p=top_p)
             for (position, prompt), top_p in zip(prompts, top_ps, strict=True)
             for g in range(group_size)
         ]
-        drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, cut=cut)
+        drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, **calls)
         rest = iter(drawn)
         take = lambda: list(itertools.islice(rest, group_size))
-        return [Group(position, prompt, take()) for position, prompt in prompts], stats
+        groups = (Group(position, prompt, take()) for position, prompt in prompts)
+        return [*itertools.takewhile(lambda g: None not in g.responses, groups)], stats
 
 
 def named_files(files: str) -> dict[str, str]:

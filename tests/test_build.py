@@ -1,14 +1,17 @@
 """The parts that training and evaluation share."""
 
+import zlib
+
 import numpy as np
 import pytest
+from data import tiny_config
 
 from dapo_jax import algorithm, build, config
 from dapo_jax.config import validation
-from dapo_jax.dapo.dynamic_sampling import Collected, Group
-from dapo_jax.dapo.reward import Grades
-from dapo_jax.dapo.state import State
-from dapo_jax.data import arithmetic, tokenizer as tokenizer_lib
+from dapo_jax.dapo.dynamic_sampling import Collected, Group, fingerprint
+from dapo_jax.dapo.reward import Grade, Grades
+from dapo_jax.dapo.state import Counters, State
+from dapo_jax.data import arithmetic, problems, tokenizer as tokenizer_lib
 from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 
@@ -59,6 +62,26 @@ def test_an_update_finds_the_cache_released():
     method = algorithm.dapo(config.base())._replace(sample=sample, learn=learn)
     algorithm.step(method, None, machine, [], State(None, None))
     assert found == [None]
+
+
+def test_a_step_that_ends_what_no_batch_can_use_has_the_batch_of_one_that_does_not(tmp_path):
+    """To the bit; and what counts of it does not depend on when the others ended."""
+    c, got = tiny_config.get_config(), []
+    heads = lambda problem, response: Grade(0.0, zlib.crc32(response.encode()) % 2 == 0)
+    text = build.load_text(c, tmp_path, None, heads)
+    stream = problems.stream(range(len(text.train.ids)), c.seed)
+    for surplus, chunk in (("drop", 1), ("end", 1), ("end", 4)):
+        c.dynamic_sampling.surplus, c.rollout.chunk = surplus, chunk
+        m = build.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
+        state = State(build.initial_params(c, m), None, counters=Counters(accept_rate=0.3))
+        got.append(algorithm.sample_batch(algorithm.dapo(c), text, m, stream, state))
+    (drop, full), (end, early), (other, late) = got
+    for batch in (end, other):
+        assert [*fingerprint(batch.groups)] == [*fingerprint(drop.groups)]
+        assert (batch.next_position, batch.carried) == (drop.next_position, [])
+    assert [*fingerprint(end.drawn)] == [*fingerprint(drop.drawn[: end.next_position])]
+    tokens = sum(len(r.tokens) for g in end.drawn for r in g.responses)
+    assert early.tokens == late.tokens == tokens and early.slot_steps < full.slot_steps
 
 
 def test_splash_attention_cannot_share_prompts():

@@ -26,7 +26,8 @@ class Stream:
 
     def group(self, position):
         n = self.correct[position % len(self.correct)]
-        return ds.Group(position, [position], [None] * 4, judged(np.arange(4) < n))
+        right_G = np.arange(4) < n
+        return ds.Group(position, [position], right_G.tolist(), judged(right_G))
 
     def __call__(self, positions):
         self.asked.append(positions)
@@ -149,6 +150,39 @@ def test_estimate_stays_a_share_and_rounds_stay_bounded(correct, need, rate):
     drawn = [0 < correct[p % len(correct)] < 4 for p in positions(got.drawn)]
     low, high = sorted((float(np.mean(drawn)), rate))
     assert low - 1e-9 <= got.accept_rate <= max(high, 1 / 64) + 1e-9  # between prior and evidence
+
+
+@given(outcomes, st.integers(1, 5), rates, st.booleans(), st.integers(0, 99))
+def test_ending_what_no_batch_can_use_keeps_the_batch(correct, need, rate, scored, seed):
+    """That of 'drop', whichever responses end first and are graded together; what is told of the
+    step is the same whether its other responses were ended or not."""
+    rng, stream = np.random.default_rng(seed), Stream(correct)
+    graded = lambda g: judged(g.responses)._replace(**{"right_G": None} if scored else {})
+    grade = lambda groups: [g._replace(grades=graded(g)) for g in groups]
+    whole = lambda positions: grade(stream.group(p) for p in positions)
+    missing = need
+
+    def sample(positions):
+        nonlocal missing
+        drawn = [r for g in whole(positions) for r in g.responses]
+        asked, so_far = [ds.Group(p, [p], ()) for p in positions], [None] * len(drawn)
+        wanted, most = ds.needed(asked, missing, grade, ds.Group.mixed), len(drawn)
+        for i in rng.permutation(len(drawn)):
+            so_far[i] = drawn[i] if i < most else None
+            if rng.random() < 0.5:
+                most, before = wanted(so_far), most
+                assert most <= before
+        groups = whole(positions[: wanted(so_far) // 4])
+        missing -= sum(map(ds.Group.mixed, groups))
+        return groups
+
+    asked = dict(need=need, accept_rate=rate, start=seed)
+    drop = collect(whole, **asked, surplus="drop")
+    got, full = (collect(draw, **asked, surplus="end") for draw in (sample, whole))
+    assert [*map(repr, got)] == [*map(repr, full)]
+    assert repr(got.groups) == repr(drop.groups) and got.next_position == drop.next_position
+    assert positions(got.drawn) == [*range(seed, got.next_position)]
+    assert repr(drop.drawn[: len(got.drawn)]) == repr(got.drawn) and got.rounds == drop.rounds
 
 
 def test_round_size():

@@ -54,6 +54,8 @@ def relations(c: Config) -> list[str]:
         # curriculum
         ((curriculum.band_low > 0 or curriculum.band_high < 1) and not sampling.enabled,
          "config.curriculum.band_low: a band is a rule of Dynamic Sampling; set dynamic_sampling.enabled=True"),
+        ((curriculum.band_low > 0 or curriculum.band_high < 1) and sampling.surplus == "end",
+         "config.curriculum.band_low: whether a group is in the band is known with its last response alone; set dynamic_sampling.surplus='drop'"),
         (curriculum.temperature_schedule != "constant" and sampling.surplus == "carry",
          "config.curriculum.temperature_schedule: the log-probs of groups carried over are of an earlier temperature; set dynamic_sampling.surplus='drop'"),
         # a value model, which gives each token its own advantage

@@ -76,6 +76,39 @@ def round_size(missing: int, accept_rate: float, need: int) -> int:
     return min(math.ceil(wanted / accept_rate), MOST_AHEAD * need)
 
 
+def enough(accepted: Sequence[bool], missing: int) -> int:
+    """How many groups there are up to the `missing`-th accepted one; all where there is none."""
+    return min(int(np.searchsorted(np.cumsum(accepted), missing)) + 1, len(accepted))
+
+
+def needed(
+    asked: Sequence[Group], missing: int, grade: Callable, accept: Callable[[Group], bool]
+) -> Callable[[Sequence[Any]], int]:
+    """`wanted` of `Engine.generate` where surplus='end': once `missing` groups are sure to be
+    accepted, nothing of the problems behind them can be used. A group is sure as soon as those of
+    its responses that have ended can be told apart: the others cannot undo that.
+    asked: the problems of a round. grade: (groups) -> the groups with grades."""
+    ended: dict[int, Group] = {}  # by request: its response alone, with its grade
+
+    def sure(ones: list[Group]) -> bool:
+        parts = ((g.responses[0], g.grades.score_G, g.grades.right_G) for g in ones)
+        responses, score, right = zip(*parts, strict=True)
+        right_G = None if any(x is None for x in right) else np.concatenate(right)
+        grades = Grades(np.concatenate(score), right_G)
+        return accept(ones[0]._replace(responses=responses, grades=grades))
+
+    def wanted(responses: Sequence[Any]) -> int:
+        G = len(responses) // len(asked)
+        new = [i for i, r in enumerate(responses) if r is not None and i not in ended]
+        alone = [asked[i // G]._replace(responses=[responses[i]]) for i in new]
+        ended.update(zip(new, grade(alone), strict=True))
+        of = lambda n: [ended[i] for i in range(n * G, n * G + G) if i in ended]
+        known = [bool(ones) and sure(ones) for ones in map(of, range(len(asked)))]
+        return enough(known, missing) * G
+
+    return wanted
+
+
 def collect(
     sample: Callable[[Sequence[int]], list[Group]],
     settings: DynamicSampling,
@@ -92,6 +125,8 @@ def collect(
 
     surplus='drop': the cursor ends right behind the last group used, so a problem whose accepted
     group was not needed is sampled again, by the newer policy, and no problem is lost.
+    surplus='end': likewise; what lies behind the cursor is not in `drawn` nor in `accept_rate`, so
+    `sample` may leave it out (`needed`).
     surplus='carry': such groups come first in the next step, with their recorded log-probs.
     accept: whether a group teaches. accept_rate: the share that did in earlier steps; 1 = nobody
     knows, and the first round, which draws just the batch, finds out. ahead(start, size): the next
@@ -109,18 +144,20 @@ def collect(
         if not (positions := ahead(position, size)):
             break
         groups = sample(positions)
+        if settings.surplus == "end":
+            groups = groups[: enough([accept(g) for g in groups], missing)]
         drawn += groups
         taught = [g for g in groups if accept(g)]
         teaching += len(taught)
         accepted += taught if dynamic else groups
-        position = positions[-1] + 1
+        position = groups[-1].position + 1
         rounds += 1
         # The rate of earlier steps counts as `need` problems, so that one small round does not
         # swing the estimate; where nobody knows it, as a single one.
         weight = need if prior < 1 else 1
         accept_rate = max((teaching + prior * weight) / (len(drawn) + weight), 1 / 64)
     used, extra = accepted[:need], accepted[need:]
-    if settings.surplus == "drop":
+    if settings.surplus != "carry":
         extra = []
         if len(used) == need and rounds:
             position = used[-1].position + 1

@@ -15,7 +15,7 @@ class DynamicSampling(Section, place="dynamic_sampling"):
     refill: bool = setting(True, "False: one round of `rollout.groups` problems; groups without signal leave the batch and are not replaced (AReaL dynamic_bs, ScaleRL)")
     on_exhausted: str = setting("train", "after max_rounds: train on the groups found so far, or stop with a checkpoint", choices=("train", "stop"))
     max_empty_steps: int = setting(3, "steps in a row without one learnable group before the run stops with a checkpoint", 1)
-    surplus: str = setting("drop", "accepted groups beyond N: sample their problems again in the next step, or carry the groups over", choices=("drop", "carry"))
+    surplus: str = setting("drop", "accepted groups beyond N: 'drop' samples their problems again in the next step, 'carry' carries the groups over; 'end' is 'drop' that ends responses which no batch can use, and logs nothing of what lies behind the batch's last problem", choices=("drop", "carry", "end"))
 
     def mistakes(self) -> list[str]:
         return wrong(

@@ -6,6 +6,7 @@ youngest rows are evicted and made again later, to the same tokens. The samples 
 its full pages, and get a copy of the last, partly filled one.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -142,6 +143,7 @@ class Engine:
         on_tokens: Callable[[int, int, np.ndarray, np.ndarray], None] | None = None,
         cut: Callable[[np.ndarray], int] | None = None,
         feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
+        wanted: Callable[[Sequence[Response | None]], int] | None = None,
     ) -> tuple[list[Response], Stats]:
         """Responses in the order of the requests, without their prefixes. What `watch.store` has is
         not drawn again. ValueError: an empty or overlong prompt, ids outside the vocabulary.
@@ -152,6 +154,8 @@ class Engine:
         cut: with all tokens of a row; a number n > 0 ends the response there, with n tokens.
         feed: with what was drawn (of a row that was evicted again from 0), and what the store had;
             its requests join the queue. None ends the call: who has not ended gets None.
+        wanted: with the responses so far. The requests from the number on that it returns end a
+            chunk later, mostly without a response; their tokens do not count in `Stats.tokens`.
         """
         g, limit = self.geometry, draw.max_tokens or self.response_tokens
         slots = self.slots
@@ -166,13 +170,13 @@ class Engine:
         table_SxR = np.zeros((slots, g.row_pages), np.int32)
         asked: list[Request] = []
         responses: list[Response | None] = []  # to each of `asked`
-        steps = 0
-        tokens = replayed = chunks = evicted = 0
+        steps = replayed = chunks = evicted = most = 0  # most: requests that are wanted
+        tokens = lambda: sum(len(r.tokens) for r in responses[:most] if r)
 
         def ask(new: Sequence[Request] | None) -> bool:
             """Queue the requests that the store has no response to. `feed` gets the others as whole
             responses, and may bring more. False: it ends the call."""
-            nonlocal tokens, replayed
+            nonlocal replayed, most
             while new:
                 self._check(new, limit)
                 stored = []
@@ -182,17 +186,18 @@ class Engine:
                         schedule.waiting.append((len(asked), request._replace(top_p=top_p)))
                     else:
                         stored.append(Part(len(asked), 0, *response[:3], True))
-                        tokens += len(response.tokens)
                         replayed += len(response.tokens)
                     asked.append(request)
                     responses.append(response)
                 new = feed(stored) if feed and stored else ()
+            most = wanted(responses) if wanted else len(asked)
+            if wanted:
+                schedule.waiting = deque(entry for entry in schedule.waiting if entry[0] < most)
             return new is not None
 
         def hand_over(ends: list[tuple[Row, bool, int]]) -> bool:
             """Done while the next chunk runs: nothing of this decides what is in it. False: it was
             the last one."""
-            nonlocal tokens
             parts = (row.parts[-1]._replace(ended=ended) for row, ended, _ in ends)
             more = feed([*parts]) if feed else ()
             for row, ended, end in ends:
@@ -204,13 +209,12 @@ class Engine:
                 if response:
                     responses[row.index] = response
                     watch.store.put(asked[row.index], draw, response)
-                    tokens += len(response.tokens)
             watch.check()
             watch.progress(sum(ended for _, ended, _ in ends))
             return ask(more)
 
         if not ask(requests) or not schedule:
-            return responses, total([])._replace(tokens=tokens, replayed=replayed)
+            return responses, total([])._replace(tokens=tokens(), replayed=tokens())
         mode = draw._replace(top_p=min(request.top_p for _, request in schedule.waiting)).mode
         key_data = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
         settings = key_data, np.float32(draw.temperature or 1.0)
@@ -249,11 +253,12 @@ class Engine:
                 end = cut(np.concatenate([part.tokens for part in row.parts])) if cut else 0
                 ended = end > 0 or not active_S[i]
                 ends.append((row, ended, end))
-                if ended:
+                if ended or row.index >= most:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / g.pages
-        return responses, Stats(tokens, steps, chunks, evicted, peak, replayed)
+        replayed = min(replayed, tokens())
+        return responses, Stats(tokens(), steps, chunks, evicted, peak, replayed)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
