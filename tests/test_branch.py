@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-from collections import namedtuple
+from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from dapo_jax import config
 from dapo_jax.checkpoint import branch, checkpoint, resume, workdir
 from dapo_jax.dapo.state import State
 
-Branch = namedtuple("Branch", ["steps", "step"])
 COPIED = ["config.json", "metrics.jsonl"]
 
 
@@ -25,18 +23,16 @@ def names(folder) -> list[str]:
     return sorted(f for f in found if not f.endswith(".lock"))
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_what_is_known_of_problems_goes_on_with_the_same_problems(same, monkeypatch):
-    found = State({}, (), by_problem={"rate_P": np.ones(3)})
+def test_what_is_known_of_problems_goes_on_with_the_same_problems(monkeypatch):
+    found, same = State({}, (), by_problem={"rate_P": np.ones(3)}), iter([True, False])
     stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {}, restore=lambda *_: found)
     for name, stub in stubs.items():
         monkeypatch.setattr(checkpoint, name, stub)
     monkeypatch.setattr(resume, "inputs", lambda text: {})
-    monkeypatch.setattr(resume, "check", lambda *_: same)
-    begun = lambda at: branch.state(config.base(), None, Branch(at, 3), None, None, None, print)
-    assert bool(begun("checkpoints").by_problem) == same
-    with pytest.raises(ValueError, match="is no run: it has weights"):
-        begun(None)
+    monkeypatch.setattr(resume, "check", lambda *_: next(same))
+    source = SimpleNamespace(steps="checkpoints", step=3)
+    begun = lambda: branch.state(config.base(), None, source, None, None, None, print)
+    assert begun().by_problem and not begun().by_problem
 
 
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):

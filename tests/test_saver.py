@@ -101,6 +101,9 @@ def test_a_last_save_that_fails_says_what_there_is(tmp_path, disk):
         s.last(state(3))
     assert disk.full == 0
     assert steps(tmp_path) == [1]
+    given = state(4)
+    given.params["w"].delete()  # by an update that was cut off
+    assert checkpoint.is_there(state(4)) and not checkpoint.is_there(given)
 
 
 def test_newest_every_and_best_are_kept(tmp_path):
