@@ -89,7 +89,8 @@ def _sample(step: int, text: str, where: str) -> Sample:
             raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
         kind = (_TYPES | _LISTS).get(name, str)
         fields[name] = _cast(row[name], kind, f"{where}: {name}")
-    if len({len(fields.get(n, ())) for n in _LISTS} - {0}) > 1:
+    pieces, entropies, logps = (len(fields.get(n, ())) for n in _LISTS)
+    if entropies not in (0, pieces) or logps not in (0, entropies):
         raise ValueError(f"{where}: {', '.join(_LISTS)} have different lengths")
     return Sample(**fields)
 
