@@ -14,7 +14,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from test_attention import value_and_gradient
-from test_attention_kernels import SEGMENTS, assert_close, expected, inputs
+from test_attention_kernels import SEGMENTS, expected, inputs
 from test_engine import make_engine
 from test_paged import case_of_triton
 from test_update import relative_gap as gap
@@ -55,10 +55,10 @@ def test_cudnn_and_its_gradient(d, chunk):
     run = lambda f: jax.device_get(value_and_gradient(jax.jit(f))(low))
     got = run(lambda *a: attention_kernels.cudnn(*a, SEGMENTS, chunk))
     assert got[1].dtype == jnp.bfloat16
-    assert_close(got, want, 2e-2)
     real = (SEGMENTS > 0)[:, None, :, None]
     plain = run(lambda *a: attention.packed(*a, SEGMENTS, chunk))
     for ours, theirs, right in zip(*map(jax.tree.leaves, (got, plain, want)), strict=True):
+        assert gap(ours, right) <= 2e-2
         assert gap(ours * real, right * real) <= 1.5 * gap(theirs * real, right * real) < 1e-2
 
 
