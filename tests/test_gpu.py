@@ -14,8 +14,8 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from test_attention import value_and_gradient
-from test_attention_kernels import SEGMENTS, assert_close, expected, inputs
-from test_engine import make_engine
+from test_attention_kernels import SEGMENTS, expected, inputs
+from test_engine import assert_same_bits, make_engine
 from test_paged import case_of_triton
 from test_update import relative_gap as gap
 
@@ -55,7 +55,6 @@ def test_cudnn_and_its_gradient(d, chunk):
     run = lambda f: jax.device_get(value_and_gradient(jax.jit(f))(low))
     got = run(lambda *a: attention_kernels.cudnn(*a, SEGMENTS, chunk))
     assert got[1].dtype == jnp.bfloat16
-    assert_close(got, want, 2e-2)
     real = (SEGMENTS > 0)[:, None, :, None]
     plain = run(lambda *a: attention.packed(*a, SEGMENTS, chunk))
     for ours, theirs, right in zip(*map(jax.tree.leaves, (got, plain, want)), strict=True):
@@ -124,9 +123,7 @@ def test_samples_are_of_the_whole_forward_pass_for_any_slots_chunk_and_pages():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_seed_gives_the_same_bits(dtype):
-    for a, b in zip(sample(dtype=dtype), sample(dtype=dtype), strict=True):
-        for x, y in zip(a[:3], b[:3], strict=True):
-            np.testing.assert_array_equal(x, y)
+    assert_same_bits(sample(dtype=dtype), sample(dtype=dtype))
 
 
 def items(n=24):

@@ -1,17 +1,16 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
+import functools
 import json
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
+import test_configs
 
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.lab.experiments import figures, ladder
 
-ROOT = Path(__file__).parent.parent
 TAG = "eval/heldout/avg@k"
 
 # --- Rungs ----------------------------------------------------------------------------------------
@@ -33,12 +32,7 @@ VAPO_FIELDS = {
     "group_sampling": ("rollout.group_size", 1, 8),
 }
 DAPO, VAPO = ladder.DAPO, presets.LADDERS["vapo"]
-
-
-def get_config(*argument):
-    return runpy.run_path(str(ROOT / "configs" / "ladder.py"))["get_config"](*argument)
-
-
+get_config = functools.partial(test_configs.load, "ladder")
 LADDERS = {  # the ladder, its techniques, the config of the whole
     "dapo": (DAPO, FIELDS, presets.ladder_task),
     "7B": (DAPO, FIELDS, lambda: presets.dapo_math("7B")),
