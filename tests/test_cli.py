@@ -47,9 +47,7 @@ def test_a_mistake_is_one_line(arguments, says, train, tmp_path):
 BASE = "from dapo_jax import config\ndef get_config():\n  c = config.base()\n  "
 BROKEN = {
     "def get_config(:": "line 1: SyntaxError: ",
-    "import nothing_there": "line 1: ModuleNotFoundError: ",
     "def get_config():\n  assert 1 == 2": "line 2: AssertionError",
-    "def get_config():\n  return 1 / 0": "line 2: ZeroDivisionError: division by zero",
     "def get_config():\n  return get_config()": "line 2: nested too deeply",
     "def get_config():\n  raise SystemExit(3)": "line 2: SystemExit: 3",
     "def get_config():\n  return open('/nope')": "line 2: No such file",

@@ -56,11 +56,15 @@ def test_report(run, result):
         assert low <= heldout[score] <= high
     table = {row["id"]: row for row in heldout["per_problem"]}
     assert len(table) == 48
+    votes, passed = [], [scores.pass_at_k(8, row["correct"], 3) for row in table.values()]
     for name, row in table.items():
         mine = [r for r in rows if r["problem"] == name]
+        votes.append(scores.majority(*([r[of] for r in mine] for of in ("correct", "extracted"))))
         assert row["correct"] == sum(r["correct"] for r in mine)
         assert row["length_mean"] == np.mean([r["tokens"] for r in mine])
         assert {r["gold"] for r in mine} == {row["gold"]}
+    assert heldout["maj@k"] == pytest.approx(np.mean(votes)) and 0 < heldout["maj@k"] < 1
+    assert heldout["pass@"]["3"] == pytest.approx(np.mean(passed))
     text = list(scores.lines("heldout", heldout, rows=True))
     assert len(text) == 3 + 48 and list(scores.lines("heldout", heldout)) == text[:2]
     assert "48 problems x 8 " in text[0] and f"8: {heldout['pass@']['8']:.4f}" in text[1]
@@ -170,19 +174,6 @@ def test_majority(answers, right, score):
     """A tie counts by its right share; '-', no answer, is no vote."""
     found = [None if a == "-" else a for a in answers]
     assert scores.majority([a == right for a in found], found) == pytest.approx(score)
-
-
-def test_scores_average_over_problems():
-    answers = [["7", "7", "3", "7"], ["1", "2", "2", None], ["5", "6", "5", "6"]]
-    golds = ["7", "1", "6"]
-    correct = np.array([[a == g for a in row] for row, g in zip(answers, golds, strict=True)])
-    empty = np.zeros((3, 4))
-    of = scores.Scores(correct, answers, golds, empty, empty, [])
-    mean = (3 / 4 + 1 / 4 + 2 / 4) / 3
-    wanted = {"avg@k": mean, "maj@k": (1 + 0 + 1 / 2) / 3, "pass@k": 1.0}
-    assert of.headline() == pytest.approx(wanted)
-    passed = scores.summary(of, ["a", "b", "c"])["pass@"]
-    assert [passed[k] for k in "124"] == pytest.approx([mean, (1 + 1 / 2 + 5 / 6) / 3, 1.0])
 
 
 def test_a_damaged_line_of_samples_is_named(tmp_path):

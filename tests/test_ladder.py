@@ -71,15 +71,6 @@ def test_the_ladders_are_the_papers_tables():
     assert (VAPO.paper["ppo"], VAPO.paper[VAPO.cumulative[-1]]) == (5, 60)
 
 
-def test_base_configs_keep_what_they_say():
-    c = config.verl()
-    c.loss.overlong_filter, c.dynamic_sampling.surplus = "group", "carry"
-    top, below = (presets.rung(c, name) for name in ("+dynamic_sampling", "+token_loss"))
-    assert (top.loss.overlong_filter, top.loss.normalizer) == ("group", "chunk_tokens")
-    assert (top.dynamic_sampling.surplus, below.dynamic_sampling.surplus) == ("carry", "drop")
-    assert c.dynamic_sampling.enabled and not below.dynamic_sampling.enabled  # c stays as it is
-
-
 @pytest.mark.parametrize(
     "make, words",
     [
