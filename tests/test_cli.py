@@ -29,7 +29,6 @@ def train(shell, tmp_path):
          "config.rollout.groups: 0 is too small, at least 1"),
         ([], ".*--workdir"),
         (["--workdir=mine"], ".*mine.* is a file"),
-        (["--worksdir=w"], ".*worksdir"),
         (["--workdir=w", "--confg.optim.lr=1"], "no flag --confg.optim.lr; did you mean --c"),
     ],
     ids=lambda value: None if isinstance(value, list) else re.sub(r"\W", "", value)[-20:],

@@ -227,10 +227,7 @@ def test_every_axis_of_every_figure_is_labelled():
     assert list(drawn) == ["accuracy", "dynamics", "clip_higher"]
     every = [axes for figure in drawn.values() for axes in figure.axes]
     assert all(axes.get_xlabel() and axes.get_ylabel() and axes.lines for axes in every)
-    x, y = drawn["accuracy"].axes[0].lines[0].get_data()
-    assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
-    x, _ = drawn["accuracy"].axes[1].lines[0].get_data()
-    assert x[-1] == 150_000
+    assert [ax.lines[0].get_xdata()[-1] for ax in drawn["accuracy"].axes] == [480, 150_000]
 
 
 def test_the_command_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
