@@ -58,7 +58,10 @@ def simulate(lengths: np.ndarray, sizes: Sizes) -> dict[str, float]:
     names = [(i // group, *(0,) * (prompt - 1)) for i in range(len(lengths))]
     requests = [Request(name, 0, i) for i, name in enumerate(names)]
     slot_sizes = plan_simulate.Sizes(slots, shards, chunk, pages, page_tokens, prefill_rows=1)
-    trace = plan_simulate.play(requests, lengths.tolist(), cap, slot_sizes)
+    call = plan_simulate.Sampler(requests, lengths.tolist(), cap, slot_sizes)
+    while call.schedule:
+        call.chunk()
+    trace = call.trace()
     read = dict.fromkeys(("ideal", "paged", "bucketed", "dense"), 0)
     slowest = 0
     for position_S, count_S in zip(trace.position_CxS, trace.count_CxS, strict=True):

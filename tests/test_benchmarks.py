@@ -179,10 +179,13 @@ def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
         assert table.notes == result["notes"][: len(table.notes)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", ["start --processes=1", "run_costs", "sampler --parts readers", "update --parts rate"]
+SMALLEST = (
+    "start --processes=1; run_costs; kv_traffic; sampler --parts readers; update --parts rate"
 )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", SMALLEST.split("; "))
 def test_the_smallest_setting_works(words):
     command = [sys.executable, "-m", "benchmarks", *words.split()]
     done = subprocess.run(command, cwd=harness.ROOT, text=True, capture_output=True)

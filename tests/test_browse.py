@@ -59,7 +59,6 @@ def test_both_forms_are_read(tmp_path):
         ({"pieces": "abc"}, "pieces is no list"),
         ({"pieces": [1] * 5}, "pieces is '1', no str"),
         ({"entropies": [0.1]}, "pieces, entropies, logps have different lengths"),
-        ({"response": None}, "response is 'None', no str"),
         ("[]", "no JSON object"),
         ('{"problem": "x"}', "no 'prompt'; rows of a run's rollouts/ have it"),
     ],

@@ -41,18 +41,6 @@ def layout(mesh_shape) -> State:
 LIKE = State(ABSTRACT, jax.eval_shape(TX.init, ABSTRACT), ABSTRACT, [])
 
 
-def random_state(carried) -> State:
-    """On the host."""
-    rng = np.random.default_rng(0)
-    number = lambda x: np.asarray(rng.normal(size=x.shape) * 10, x.dtype).reshape(x.shape)
-    return State(*jax.tree.map(number, LIKE[:3]), carried, COUNTERS)
-
-
-def place(state: State, shardings: State) -> State:
-    arrays = zip(state[:3], shardings[:3], strict=True)
-    return State(*(parallel.to_device(a, s) for a, s in arrays), *state[3:])
-
-
 def groups(n=2, G=3, seed=0):
     rng = np.random.default_rng(seed)
 
@@ -87,10 +75,13 @@ def same_state(a: State, b: State):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Step 3, written from eight devices; (directory, the state on the host)."""
-    directory = tmp_path_factory.mktemp("checkpoints")
-    state = random_state(groups())
+    directory, rng = tmp_path_factory.mktemp("checkpoints"), np.random.default_rng(0)
+    number = lambda x: np.asarray(rng.normal(size=x.shape) * 10, x.dtype).reshape(x.shape)
+    state = State(*jax.tree.map(number, LIKE[:3]), groups(), COUNTERS)
+    places = zip(state[:3], layout((1, 4, 2))[:3], strict=True)
+    placed = State(*(parallel.to_device(a, s) for a, s in places), *state[3:])
     with checkpoint.manager(directory, keep=2) as m:
-        checkpoint.save(m, place(state, layout((1, 4, 2))), config.leaves(CONFIG))
+        checkpoint.save(m, placed, config.leaves(CONFIG))
     return directory, state
 
 

@@ -11,6 +11,7 @@ import scripts
 from dapo_jax import gate
 from dapo_jax.checkpoint import checkpoint, workdir
 from dapo_jax.config import cli, schema
+from dapo_jax.run import policy
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,9 +29,7 @@ def train(shell, tmp_path):
          "config.rollout.groups: 0 is too small, at least 1"),
         ([], ".*--workdir"),
         (["--workdir=mine"], ".*mine.* is a file"),
-        (["--worksdir=w"], ".*worksdir"),
         (["--workdir=w", "--confg.optim.lr=1"], "no flag --confg.optim.lr; did you mean --c"),
-        (["--workdir=w", "--config=none.py"], r".*none\.py: No such file"),
     ],
     ids=lambda value: None if isinstance(value, list) else re.sub(r"\W", "", value)[-20:],
 )  # fmt: skip
@@ -47,9 +46,7 @@ def test_a_mistake_is_one_line(arguments, says, train, tmp_path):
 BASE = "from dapo_jax import config\ndef get_config():\n  c = config.base()\n  "
 BROKEN = {
     "def get_config(:": "line 1: SyntaxError: ",
-    "import nothing_there": "line 1: ModuleNotFoundError: ",
     "def get_config():\n  assert 1 == 2": "line 2: AssertionError",
-    "def get_config():\n  return 1 / 0": "line 2: ZeroDivisionError: division by zero",
     "def get_config():\n  return get_config()": "line 2: nested too deeply",
     "def get_config():\n  raise SystemExit(3)": "line 2: SystemExit: 3",
     "def get_config():\n  return open('/nope')": "line 2: No such file",
@@ -127,7 +124,8 @@ def test_helpfields_lists_every_field(shell):
 
 @pytest.mark.parametrize("place", ["file:///x", "foo://x", "http://127.0.0.1:1/x"])
 def test_a_place_of_no_known_kind(place):
-    for reader in (workdir.open_workdir, checkpoint.steps):
+    readers = (workdir.open_workdir, checkpoint.steps, policy.config_of_run, policy.find_given)
+    for reader in readers:
         with pytest.raises(ValueError, match=f"{place}: no kind of place that is known"):
             reader(place)
 

@@ -10,11 +10,10 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import test_configs
-from jax.sharding import Mesh
 from levels import needs_libtpu
+from test_qwen2 import mesh_of
 
 from dapo_jax import build, config, parallel, plan
 from dapo_jax.model import qwen2
@@ -42,8 +41,7 @@ def test_what_lies_beside_the_programs():
 
     def kept(c):
         shape = qwen2.shape_from_config(c)
-        mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
-        calls = build.calls(c, build.assemble(c, mesh, shape, stop_ids=(0,)))
+        calls = build.calls(c, build.assemble(c, mesh_of((1, 1, 1)), shape, stop_ids=(0,)))
         got = plan_compile.beside(c, calls)
         assert list(got) == list(calls)
         return {k: sum(v.values()) for k, v in got.items()}

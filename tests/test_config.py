@@ -100,7 +100,6 @@ def test_a_config_needs_no_jax():
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("c.optim.learning_rate = 1.0", "config.optim.learning_rate: no such field; did you mean"),
         ("c.model.lora.rnk = 1", "config.model.lora.rnk: no such field; did you mean model.lora.r"),
         ("c.nope.x = 1", "config.nope: no such field"),
         ("c.update({'seed.x': 1})", "config.seed.x: no such field; did you mean seed?"),
@@ -108,7 +107,6 @@ def test_a_config_needs_no_jax():
         ("c.optim.lr = '1e-6'", "config.optim.lr: wants float, got '1e-6' (str)"),
         ("c.rollout.groups = 8.0", "config.rollout.groups: wants int, got 8.0 (float)"),
         ("c.rollout.groups = True", "config.rollout.groups: wants int, got True (bool)"),
-        ("c.optim.lr = True", "config.optim.lr: wants float, got True (bool)"),
         ("c.optim = c.loss", "config.optim: wants a section of fields, got Loss("),
         ("c.loss.clip_hgh", "config.loss.clip_hgh: no such field; did you mean loss.clip_hi"),
     ],

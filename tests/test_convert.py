@@ -1,9 +1,9 @@
-"""python -m dapo_jax.convert: both directions bit for bit, and the check against transformers."""
+"""python -m dapo_jax.convert: both directions bit for bit, and the check against transformers. Of a
+run's workdir: test_export.py."""
 
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from data.hf_golden import make as golden
@@ -11,8 +11,6 @@ from safetensors.numpy import load_file
 from test_hf import CASE, assert_same
 
 from dapo_jax import config, convert, parallel
-from dapo_jax.checkpoint import checkpoint
-from dapo_jax.dapo.state import State
 from dapo_jax.model import hf, qwen2
 
 
@@ -53,22 +51,6 @@ def test_weights_are_read_over_all_devices_where_these_divide_them(tmp_path):
     rules = config.base().sharding.train.to_dict()
     assert found["embed"].sharding.spec == parallel.spec(("vocab", "embed"), rules)
     assert len(found["embed"].sharding.device_set) == 8
-
-
-def test_export_of_a_run(tmp_path, source):
-    """A run's workdir: shape and tokenizer are those of the model that it started with."""
-    c = config.base()
-    c.model.path = str(source)
-    shape = hf.read_shape(source)
-    params = qwen2.init(shape, jax.random.key(0))
-    state = State(params, {"count": jnp.zeros(3)}).count(step=2)
-    with checkpoint.manager(tmp_path / "run" / "checkpoints", keep=1) as manager:
-        checkpoint.save(manager, state, config.leaves(c))
-    command = ["to-hf", str(tmp_path / "run"), str(tmp_path / "hf"), "--dtype=float32"]
-    assert convert.main(command) == 0
-    assert hf.read_shape(tmp_path / "hf") == shape
-    assert_same(hf.load_params(tmp_path / "hf", shape), params)
-    assert (tmp_path / "hf" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize(

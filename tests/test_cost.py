@@ -1,12 +1,11 @@
 """The time model: by hand, and against published figures that set none of its constants. What
 happens in the slots is the run's own Schedule. Its figures are recorded: test_plan.py."""
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from test_qwen2 import mesh_of
 
-from dapo_jax import build, config, parallel, plan
+from dapo_jax import build, config, plan
 from dapo_jax.config import presets, validation
 from dapo_jax.plan import planner, roofline, simulate
 from dapo_jax.plan.constants import VALUES
@@ -230,8 +229,7 @@ def test_work_of_a_micro_batch_is_the_programs(remat):
     c.model.update(dict(head_dim=32, vocab_size=512, tie_embeddings=False, scan_layers=True))
     c.model.attention, c.model.remat = "splash", remat
     c.optim.row_tokens, c.optim.micro_batch_rows = 2048, 2
-    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
-    calls = build.calls(c, build.assemble(c, mesh, plan.network(c), stop_ids=(0,)))
+    calls = build.calls(c, build.assemble(c, mesh_of((1, 1, 1)), plan.network(c), stop_ids=(0,)))
     s = plan.Scene(c, plan.network(c), dict(data=1, fsdp=1, tensor=1), slices.parse("v6e-1"))
     passes = {"old log-probs": (s, False), "update": (s, True)}
     passes |= {"values": (s.value, False), "update of values": (s.value, True)}

@@ -1,22 +1,18 @@
-"""Curricula: what is drawn and kept is what a book of pass rates, kept by hand, says; a run that is
-cut off and goes on decides the same; and a config without one has nothing of it."""
+"""Curricula: what is drawn and kept is what a book of pass rates, kept by hand, says; and a config
+without one has nothing of it."""
 
 import itertools
-import json
 import pathlib
 
 import hypothesis
-import jax
 import numpy as np
 import pages
 import pytest
-import stubbed_train
 import test_train
 from hypothesis import given, strategies as st
 from test_train import run
 
 from dapo_jax import algorithm, config, train
-from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import presets
 from dapo_jax.dapo import dynamic_sampling as ds
 from dapo_jax.dapo.reward import Grades
@@ -218,53 +214,20 @@ def small(steps, **fields):
     c = test_train.small(steps)
     c.curriculum.update(on | fields)
     c.mesh.update(config.base().mesh.to_dict())
-    c.data.embedded_problems, c.checkpoint.every, c.log.tensorboard = 8, 2, False
+    c.data.embedded_problems, c.log.tensorboard = 8, False
     c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 16, 32, 1
     c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 8
     return c
 
 
-def saved(workdir, step):
-    """(arrays, carried and rates as in the checkpoint)."""
-    args = checkpoint.ocp.args
-    with checkpoint.reader(workdir / "checkpoints") as m:
-        items = {k: args.StandardRestore() for k in ("arrays", "carried")}
-        out = m.restore(step, args=args.Composite(**items))
-    return jax.tree.map(np.asarray, dict(out))
-
-
-def numbers(workdir):
-    return [
-        {k: v for k, v in r.items() if not k.startswith(("perf/", "sampling/evicted", "eval/"))}
-        for r in test_train.without_clocks(workdir)
-    ]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """(workdir of six steps, (batch, rates) and number of programs compiled after each)."""
-    workdir, steps, compiled, after = tmp_path_factory.mktemp("whole"), [], [], []
-
-    def listen(event, *_, **__):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(event)
-
-    def keep(state, record):
-        steps.append((record.batch, Rates(**state.by_problem)))
-        after.append(len(compiled))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    stubbed_train.forget_programs()
-    run(small(6), workdir, hooks=train.Hooks(step=keep))
-    return workdir, steps, after
-
-
 @pytest.mark.slow
-def test_a_run_draws_what_is_due_and_logs_its_rates(whole):
-    workdir, steps, _ = whole
-    c, before, start, left_out = small(6), unknown(8), 0, 0
+def test_a_run_draws_what_is_due_and_logs_its_rates(tmp_path):
+    """Killed within a step: tests/faults/test_kill.py."""
+    c, steps, before, start, left_out = small(6), [], unknown(8), 0, 0
+    keep = lambda state, record: steps.append((record.batch, Rates(**state.by_problem)))
+    run(c, tmp_path, hooks=train.Hooks(step=keep))
     stream = problems.stream(range(8), c.seed)
-    records = metrics.read(workdir / "metrics.jsonl")[1:]
+    records = metrics.read(tmp_path / "metrics.jsonl")[1:]
     for (batch, rates), logged in zip(steps, records, strict=True):
         ahead = curriculum.ahead(c.curriculum, stream, 8, before)(start, len(batch.drawn))
         assert [g.position for g in batch.drawn] == ahead
@@ -286,39 +249,6 @@ def test_a_run_draws_what_is_due_and_logs_its_rates(whole):
         assert logged["curriculum/temperature"] == pytest.approx(1 + 0.3 * min(step / 4, 1))
         assert logged["policy/sampler_trainer_logprob_gap"] < 1e-4  # both at that temperature
     assert left_out >= 3 and start > 3 * 8 and (rates.draws_P > 0).all()
-
-
-@pytest.mark.slow
-def test_nothing_compiles_after_the_second_step(whole):
-    """Neither for another temperature nor for another number of problems."""
-    assert whole[2][0] > 0 and len(set(whole[2][2:])) == 1
-
-
-class Cut(Exception):
-    pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunks", [1, 2])
-def test_cut_within_a_step_and_resumed_is_left_alone(whole, chunks, tmp_path):
-    """Behind so many chunks of the sixth step: the checkpoint is of the fourth, the journal has the
-    fifth and a part of the sixth."""
-    done, left = [], iter(range(chunks))
-
-    def cut(phase):
-        if len(done) == 5 and phase == "chunk" and next(left, None) is None:
-            raise Cut
-
-    hooks = train.Hooks(phase=cut, step=lambda state, record: done.append(record))
-    with pytest.raises(Cut):
-        run(small(6), tmp_path, hooks=hooks)
-    assert checkpoint.numbers(tmp_path / "checkpoints")[0] == 4
-    run(small(6), tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, saved(tmp_path, 6), saved(whole[0], 6))
-    assert {"rate_P", "draws_P", "epoch_P"} < saved(tmp_path, 6)["carried"].keys()
-    assert json.dumps(numbers(tmp_path)) == json.dumps(numbers(whole[0]))
-    for step in range(1, 7):
-        assert test_train.rollouts(tmp_path, step) == test_train.rollouts(whole[0], step)
 
 
 def test_what_was_kept_is_left_behind_where_it_is_off():

@@ -131,7 +131,7 @@ def test_a_run_of_qwen3_exports_what_convert_would_and_changes_no_bit(tmp_path):
     assert [*map(step, plain)] == [*map(step, exports)]
     assert_same_bits(arrays(tmp_path / "plain", 3), arrays(tmp_path / "exports", 3))
     convert.main(["to-hf", str(tmp_path / "exports"), str(tmp_path / "hf")])
-    for name in ("model.safetensors", "config.json"):
+    for name in ("model.safetensors", "config.json", "tokenizer.model"):
         mine = tmp_path / "exports" / "export" / "step_3" / name
         assert mine.read_bytes() == (tmp_path / "hf" / name).read_bytes()
     assert hf.read_shape(tmp_path / "hf") == hf.read_shape(tmp_path / "model")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
-from test_engine import DRAW, SHAPE, make_engine
+from test_engine import DRAW, SHAPE, assert_same_bits, make_engine
 
 from dapo_jax import algorithm, config
 from dapo_jax.build import Machine
@@ -71,13 +71,6 @@ def cut(draw, journal, chunks, each=lambda: None) -> None:
         draw(journal, check=check)
 
 
-def assert_same(responses, expected) -> None:
-    for a, b in zip(responses, expected, strict=True):
-        assert a.truncated == b.truncated
-        for x, y in zip(a[:3], b[:3], strict=True):
-            assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
-
-
 def files(folder) -> list[pathlib.Path]:
     return sorted((folder / "journal").glob("*"))
 
@@ -97,7 +90,7 @@ def test_what_was_finished_is_not_drawn_again(draw, whole, tmp_path):
         told = []
         with opened(tmp_path, said.append) as journal:
             responses, stats = draw(journal, progress=told.append)
-        assert_same(responses, whole[0])
+        assert_same_bits(responses, whole[0])
         assert stats.tokens == whole[1].tokens == sum(len(r.tokens) for r in responses)
         assert len(told) == stats.chunks and sum(told) < len(REQUESTS)
         drawn.append(stats.tokens - stats.replayed)
@@ -157,7 +150,7 @@ def test_a_file_that_is_cut_or_damaged_loses_its_records_alone(draw, whole, tmp_
         file.write_bytes(text)
         with opened(tmp_path) as journal:
             responses, stats = draw(journal)
-        assert_same(responses, whole[0])
+        assert_same_bits(responses, whole[0])
         kept.append(stats.replayed)
         leave_only(file)
     assert kept[-1] > 0 and max(kept[:-3]) > 0.9 * whole[1].tokens and kept[-3:-1] == [0, 0]
@@ -185,7 +178,7 @@ def test_beyond_the_limit_nothing_is_kept_and_nothing_ends(draw, whole, tmp_path
     said, limit = [], {"checkpoint.journal_gb": 1.5 * file.stat().st_size / 1e9}
     with opened(tmp_path, said.append, step=9, inputs={"data": "other"}, **limit) as journal:
         responses, _ = draw(journal)
-    assert_same(responses, whole[0])
+    assert_same_bits(responses, whole[0])
     assert files(tmp_path) == [file]
     assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
 
@@ -197,7 +190,7 @@ def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):
     assert len(files(bucket / "run")) > 2 and not (tmp_path / "journal").exists()
     with opened(tmp_path, remote=remote) as journal:
         responses, stats = draw(journal)
-        assert_same(responses, whole[0])
+        assert_same_bits(responses, whole[0])
         assert 0 < stats.replayed < stats.tokens
         journal.covered(99)
     assert files(bucket / "run") == []
@@ -207,7 +200,7 @@ def test_off_it_writes_and_asks_nothing(draw, whole, tmp_path):
     journal = opened(tmp_path, **{"checkpoint.journal_gb": 0.0})
     responses, stats = draw(journal)
     cut(draw, journal, 2)  # a run still leaves between two chunks
-    assert_same(responses, whole[0])
+    assert_same_bits(responses, whole[0])
     assert stats == whole[1] and not (tmp_path / "journal").exists()
 
 

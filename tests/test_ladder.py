@@ -1,17 +1,16 @@
 """The ladder: the fields of each rung, what is compared, what is said of it, and a small run."""
 
+import functools
 import json
-import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
+import test_configs
 
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.lab.experiments import figures, ladder
 
-ROOT = Path(__file__).parent.parent
 TAG = "eval/heldout/avg@k"
 
 # --- Rungs ----------------------------------------------------------------------------------------
@@ -33,12 +32,7 @@ VAPO_FIELDS = {
     "group_sampling": ("rollout.group_size", 1, 8),
 }
 DAPO, VAPO = ladder.DAPO, presets.LADDERS["vapo"]
-
-
-def get_config(*argument):
-    return runpy.run_path(str(ROOT / "configs" / "ladder.py"))["get_config"](*argument)
-
-
+get_config = functools.partial(test_configs.load, "ladder")
 LADDERS = {  # the ladder, its techniques, the config of the whole
     "dapo": (DAPO, FIELDS, presets.ladder_task),
     "7B": (DAPO, FIELDS, lambda: presets.dapo_math("7B")),
@@ -75,15 +69,6 @@ def test_the_ladders_are_the_papers_tables():
     left_out = [VAPO.paper[name] for name in VAPO.leave_one_out[:-1]]
     assert [*left_out, VAPO.paper["+positive_lm"]] == [11, 33, 45, 46, 53, 54, 55]
     assert (VAPO.paper["ppo"], VAPO.paper[VAPO.cumulative[-1]]) == (5, 60)
-
-
-def test_base_configs_keep_what_they_say():
-    c = config.verl()
-    c.loss.overlong_filter, c.dynamic_sampling.surplus = "group", "carry"
-    top, below = (presets.rung(c, name) for name in ("+dynamic_sampling", "+token_loss"))
-    assert (top.loss.overlong_filter, top.loss.normalizer) == ("group", "chunk_tokens")
-    assert (top.dynamic_sampling.surplus, below.dynamic_sampling.surplus) == ("carry", "drop")
-    assert c.dynamic_sampling.enabled and not below.dynamic_sampling.enabled  # c stays as it is
 
 
 @pytest.mark.parametrize(
@@ -242,10 +227,7 @@ def test_every_axis_of_every_figure_is_labelled():
     assert list(drawn) == ["accuracy", "dynamics", "clip_higher"]
     every = [axes for figure in drawn.values() for axes in figure.axes]
     assert all(axes.get_xlabel() and axes.get_ylabel() and axes.lines for axes in every)
-    x, y = drawn["accuracy"].axes[0].lines[0].get_data()
-    assert x[-1] == 480 and y[-1] == pytest.approx(0.5, abs=0.01)  # grpo's mean after 60 steps
-    x, _ = drawn["accuracy"].axes[1].lines[0].get_data()
-    assert x[-1] == 150_000
+    assert [ax.lines[0].get_xdata()[-1] for ax in drawn["accuracy"].axes] == [480, 150_000]
 
 
 def test_the_command_reads_back_what_is_there_and_trains_nothing(shell, tmp_path):
