@@ -71,10 +71,8 @@ def drawn(figure, title, label):
     [
         (plots.dynamics, "Entropy", "a", "policy/entropy"),
         (plots.dynamics, "Evaluation", "a, heldout", "eval/heldout/avg@k"),
-        (FIGURES["CLIPPING"], "Clipped tokens", "a, high", "policy/clip_high_frac"),
         (FIGURES["TRUNCATION"], "Percentiles of length, drawn", "a, 90%", "response/length_p90"),
         (plots.generalization, "Training and hard", "a, training", "reward/accuracy"),
-        (plots.generalization, "Training and hard", "a, hard", "eval/hard/avg@k"),
         (plots.filter_accuracy, "By source of the problem, drawn", "a, b", "source/b/accuracy"),
     ],
 )
