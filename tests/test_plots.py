@@ -82,12 +82,6 @@ def test_lines_are_what_was_logged(figure, title, label, tag):
     np.testing.assert_array_equal(found, run.series[tag])
 
 
-def test_the_running_mean_is_drawn_over_what_was_logged():
-    raw, thick = plots.dynamics([ours()], window=7).axes[2].lines
-    np.testing.assert_array_equal(raw.get_ydata(), ours().series["policy/entropy"][1])
-    np.testing.assert_allclose(thick.get_ydata(), ink.smooth(raw.get_ydata(), 7))
-
-
 @pytest.mark.parametrize("window", [1, 3, 9, 99])
 def test_smooth_against_a_loop(window):
     values = np.random.default_rng(0).normal(size=40)
