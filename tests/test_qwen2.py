@@ -145,7 +145,6 @@ WAYS = {
     "plain": {},
     "scanned": dict(scan_layers=True),
     "chunked": dict(attention_chunk=4),
-    "scanned, chunked": dict(scan_layers=True, attention_chunk=5),
     "dots": dict(remat="dots"),
     "full": dict(remat="full"),
     "scanned, both": dict(scan_layers=True, remat="dots_attention"),
