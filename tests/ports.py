@@ -1,8 +1,10 @@
-"""Ports of this machine for tests that start several processes."""
+"""Ports of this machine, and waiting, for tests that start several processes."""
 
 import contextlib
 import random
 import socket
+import time
+from collections.abc import Callable
 
 
 def free_port() -> int:
@@ -12,3 +14,10 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.socket() as s:
             s.bind(("127.0.0.1", port))
             return port
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

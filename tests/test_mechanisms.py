@@ -1,17 +1,15 @@
 """The mechanism experiments: what each arm switches, the bases' examples, verdicts on made-up runs
-with known answers, the report, and (slow) all of it once on tiny runs."""
+with known answers, the report."""
 
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
 from dapo_jax import config as config_lib
 from dapo_jax.data import arithmetic
-from dapo_jax.lab.experiments import bandit, bases, mechanisms, pool, studies, study, training
-from dapo_jax.log import metrics
+from dapo_jax.lab.experiments import bandit, bases, mechanisms, studies, study, training
 from dapo_jax.run import warmup
 
 ARMS = {name: arm for of in studies.ALL.values() for name, arm in of.arms.items()}
@@ -195,33 +193,3 @@ def test_bad_arguments_end_in_one_line(arguments, tmp_path, capsys):
     with pytest.raises(SystemExit):
         mechanisms.main([f"--out={tmp_path}", *arguments])
     assert capsys.readouterr().err.strip().splitlines()[-1].count("error:") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # test_sweep runs the same pool and trainings
-def test_end_to_end(tmp_path, monkeypatch):
-    """One effect, tiny, in this process: bases, arms, report; then once more, from the kept results
-    alone."""
-    one = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: one)
-    tiny = {name: habit._replace(steps=20) for name, habit in bases.HABITS.items()}
-    monkeypatch.setattr(bases, "HABITS", tiny)
-    monkeypatch.setattr(bases, "TEST_PROBLEMS", 4)
-    whole = study.settings
-
-    def short(*arguments):
-        c = whole(*arguments)
-        c.rollout.groups, c.eval.max_problems, c.steps = 8, 8, min(c.steps, 20)
-        return c
-
-    monkeypatch.setattr(study, "settings", short)
-    argv = [f"--out={tmp_path}", "--seeds=2", "--jobs=1", "--only=value_pretraining"]
-    mechanisms.main(argv)
-    data = json.loads((tmp_path / "mechanisms.json").read_text())
-    assert list(data["effects"]) == ["value_pretraining"]
-    (explained, *_) = data["effects"]["value_pretraining"]["contrasts"]
-    assert explained["values_at_once"] == [0, 0]  # from a head of zeros
-    first = metrics.read(tmp_path / "values_at_once_0" / "metrics.jsonl")[1]
-    assert first["critic/explained_variance"] == 0
-    monkeypatch.setattr(pool, "_work", None)  # nothing is made again
-    mechanisms.main(argv)

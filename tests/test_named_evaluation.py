@@ -5,20 +5,17 @@ import io
 import json
 import pathlib
 import re
-import sys
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tables import cases
+from tiny_config import get_config as tiny
 
 from dapo_jax import config, evaluate
 from dapo_jax.data import answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent / "data"))
-from tiny_config import get_config as tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()

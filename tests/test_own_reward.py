@@ -7,7 +7,6 @@ import pytest
 from test_train import arrays, assert_same_bits, small, without_clocks
 
 from dapo_jax import config, train
-from dapo_jax.data.problems import Problem
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.reward.grading import Grade
 
@@ -43,13 +42,9 @@ def test_a_graded_run_resumes_bit_for_bit_and_has_its_own_tags(tmp_path):
     assert there - {"alarms"} == {name for name, t in tags.TAGS.items() if t.when in kinds}
 
 
-def shown_in(page: pathlib.Path) -> str:
-    (shown,) = re.findall(r"```python\n([^`]*def score[^`]*)```", page.read_text())
-    return shown
-
-
 def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(tmp_path):
-    shown, file, c = shown_in(ROOT / "README.md"), tmp_path / "my_reward.py", small(1)
+    (shown,) = re.findall(r"```python\n([^`]*def score[^`]*)```", (ROOT / "README.md").read_text())
+    file, c = tmp_path / "my_reward.py", small(1)
     file.write_text(shown)
     c.reward.function = f"{file}:score"
     assert train.train(c, tmp_path / "run")
@@ -59,10 +54,3 @@ def test_the_reward_of_readme_trains_and_is_refused_when_its_file_changes(tmp_pa
     c.steps = 2
     with pytest.raises(config.ConfigError, match=r"file of config\.reward\.function: it has other"):
         train.train(c, tmp_path / "run")
-
-
-def test_the_reward_of_the_page_about_rewards_says_right_or_wrong():
-    exec(shown_in(ROOT / "docs" / "own_reward.md"), names := {})
-    problem = Problem("0", (("user", "1 + 2 ?"),), "3", "sums")
-    assert names["score"](problem, "so Answer: 3") == Grade(1.0, True)
-    assert names["score"](problem, "3 or 4") == Grade(-1.0, False)

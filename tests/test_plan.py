@@ -52,8 +52,6 @@ def test_weights_of_a_device_are_counted_by_the_rules():
 @pytest.mark.parametrize(
     ("size", "changes", "mesh", "token", "tokens"),
     [
-        ("32B", {}, (1, 1, 1), 256 * 1024, 1024 * 22528),
-        ("32B", {}, (1, 16, 8), 32 * 1024, 1024 * 22528),
         ("32B", dict(rollout__cache_fraction=0.5), (1, 16, 8), 32 * 1024, 512 * 22528),
         ("32B", dict(rollout__cache_dtype="int8"), (1, 16, 8), 16 * 1024 * 33 / 32, 1024 * 22528),
         ("32B", dict(eval__max_response_tokens=21504), (1, 1, 1), 256 * 1024, 1024 * 23552),

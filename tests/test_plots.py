@@ -71,10 +71,8 @@ def drawn(figure, title, label):
     [
         (plots.dynamics, "Entropy", "a", "policy/entropy"),
         (plots.dynamics, "Evaluation", "a, heldout", "eval/heldout/avg@k"),
-        (FIGURES["CLIPPING"], "Clipped tokens", "a, high", "policy/clip_high_frac"),
         (FIGURES["TRUNCATION"], "Percentiles of length, drawn", "a, 90%", "response/length_p90"),
         (plots.generalization, "Training and hard", "a, training", "reward/accuracy"),
-        (plots.generalization, "Training and hard", "a, hard", "eval/hard/avg@k"),
         (plots.filter_accuracy, "By source of the problem, drawn", "a, b", "source/b/accuracy"),
     ],
 )
@@ -82,12 +80,6 @@ def test_lines_are_what_was_logged(figure, title, label, tag):
     run, other = ours("a"), ours("b", 1)
     found = drawn(figure([run, other], window=1), title, label)
     np.testing.assert_array_equal(found, run.series[tag])
-
-
-def test_the_running_mean_is_drawn_over_what_was_logged():
-    raw, thick = plots.dynamics([ours()], window=7).axes[2].lines
-    np.testing.assert_array_equal(raw.get_ydata(), ours().series["policy/entropy"][1])
-    np.testing.assert_allclose(thick.get_ydata(), ink.smooth(raw.get_ydata(), 7))
 
 
 @pytest.mark.parametrize("window", [1, 3, 9, 99])

@@ -2,13 +2,14 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from ports import wait_until
+from test_alarm_command import running
 
 from dapo_jax.lab.experiments import pool
 from dapo_jax.lab.experiments.pool import Task
@@ -110,13 +111,6 @@ def slow_run(folder):
     raise RuntimeError("cut off")
 
 
-def alive(pid: int) -> bool:
-    try:
-        return bool(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())  # of a zombie: empty
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc to look processes up in")
 def test_processes_leave_when_their_parent_is_killed(tmp_path):
     code = (
@@ -131,17 +125,10 @@ def test_processes_leave_when_their_parent_is_killed(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     files = [tmp_path / n / "pid.txt" for n in "ab"]
-    wait_for(lambda: all(f.exists() and f.read_text() for f in files))
+    wait_until(lambda: all(f.exists() and f.read_text() for f in files))
     parent.kill()
     parent.wait()
     pids = [int(f.read_text()) for f in files]
-    wait_for(lambda: not any(map(alive, pids)))
+    wait_until(lambda: not any(map(running, pids)))
     assert all((tmp_path / n / "saved.txt").exists() for n in "ab")
     assert not list(tmp_path.glob("*/result.json"))
-
-
-def wait_for(true, seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.1)

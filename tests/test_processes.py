@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from absl import flags
-from ports import free_port
+from ports import free_port, wait_until
 
 from dapo_jax import config, parallel
 from dapo_jax.hosts import exit_report, processes
@@ -157,13 +157,6 @@ class Service:
 
 def watching(service, timeout: float) -> processes.Watch:
     return processes.Watch(service, timeout, SimpleNamespace(stdin=io.StringIO()))
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -145,7 +145,6 @@ WAYS = {
     "plain": {},
     "scanned": dict(scan_layers=True),
     "chunked": dict(attention_chunk=4),
-    "scanned, chunked": dict(scan_layers=True, attention_chunk=5),
     "dots": dict(remat="dots"),
     "full": dict(remat="full"),
     "scanned, both": dict(scan_layers=True, remat="dots_attention"),
@@ -318,13 +317,3 @@ def test_sampler_and_trainer_take_a_float32_head(tied):
         text = calls[name].program.lower(*calls[name].arguments).as_text()
         product = rf"dot_general.*HIGHEST.*\(tensor<[\dx]*{D}xf32>, tensor<{D}x{V}xf32>\)"
         assert re.search(product, text), name
-
-
-def test_config_fields_become_the_shape():
-    c = config.base()
-    c.model.num_layers, c.model.rope_theta, c.model.remat = 7, 5e5, "dots"
-    shape = qwen2.shape_from_config(c)
-    others = {"yarn": None, "shared_prompts": False, "lora": None, "value_head": False}
-    assert shape._asdict() == others | {
-        k: getattr(c.model, k) for k in qwen2.Shape._fields if k not in others
-    }

@@ -3,13 +3,11 @@ that want benchmarks/requirements-peers.txt."""
 
 import importlib
 import json
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import race
@@ -136,13 +134,8 @@ def base(tmp_path_factory):
     return folder
 
 
-def test_our_settings_are_those_of_the_race(base, racer, monkeypatch):
-    for arm in ("dapo", "fixed"):
-        c = racer("ours").config(base, 3, 7, arm, 2e-4)
-        config_lib.validate(c, 1)
-        assert (c.seed, c.steps, c.optim.lr) == (3, 7, 2e-4)
-        assert c.dynamic_sampling.enabled == (arm == "dapo")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")  # all start without one
+def test_all_racers_start_without_compiled_programs(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/somewhere")
     env = judge.environment(ROOT)
     assert [k for k in env if k.startswith("JAX_")] == ["JAX_PLATFORMS"]
     assert env["OMP_NUM_THREADS"] == "1"
@@ -167,17 +160,3 @@ def test_a_peer_computes_our_logits(base, name):
     commands = {n: [sys.executable, str(race.RACERS / f"{n}.py")] for n in ("ours", name)}
     gaps = judge.logits_gap(base, commands, judge.environment(ROOT))
     assert gaps[name] < 1e-4
-
-
-@pytest.mark.slow
-def test_tunix_weights_come_back_as_they_went_in(base, tmp_path):
-    pytest.importorskip("tunix", reason="needs benchmarks/requirements-peers.txt")
-    code = (
-        f"import sys, pathlib; sys.path.insert(0, {str(race.RACERS)!r}); import with_tunix as w;"
-        f"b = pathlib.Path({str(base)!r}); m, _ = w.load(b);"
-        f"w.save(pathlib.Path({str(tmp_path / 'back')!r}), m, b)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    shape = hf.read_shape(base)
-    (a, b) = (hf.load_params(d, shape) for d in (base, tmp_path / "back"))
-    assert jax.tree.all(jax.tree.map(np.array_equal, a, b))

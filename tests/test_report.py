@@ -15,13 +15,6 @@ from dapo_jax.reward.grading import Judge
 from dapo_jax.rollout.engine import Response
 
 
-def test_a_line_for_each_set_that_was_evaluated():
-    log = {"eval/b/avg@k": 0.25, "eval/a/avg@k": 0.5, "eval/a/length_mean": 9.0, "reward/mean": 0.0}
-    a, b = report.evaluation_lines(7, log)
-    assert a.split() == ["step", "7", "a", "avg@k", "0.500"]
-    assert b.split() == ["step", "7", "b", "avg@k", "0.250"]
-
-
 def test_a_line_a_step_where_no_terminal_is(monkeypatch):
     """The time left is the median step times the steps left, so that compiling does not count."""
     now = iter([0.0, 100.0, 102.0, 104.0])

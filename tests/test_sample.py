@@ -3,21 +3,18 @@
 import copy
 import json
 import re
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import tokenizers
+from tiny_config import __file__ as CONFIG, get_config as tiny
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dapo_jax import sample
 from dapo_jax.data import tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
-
-sys.path.insert(0, str(Path(__file__).parent / "data"))
-from tiny_config import __file__ as CONFIG, get_config as tiny
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,6 @@ def test_other_names_are_refused(name):
         pods.parse(name)
 
 
-def test_larger_slices_come_by_size():
-    larger = lambda name: [p.chips for p in pods.larger(pods.parse(name))]
-    assert larger("v6e-16") == [32, 64, 128, 256]
-    assert larger("v5p-512") == [512, 1024, 2048, 4096]
-
-
 @pytest.mark.parametrize("family", pods.CHIPS)
 def test_every_slice_has_a_name_of_its_own(family):
     """The table's shapes come by size, one to a size."""

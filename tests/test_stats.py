@@ -43,11 +43,3 @@ def test_many_comparisons_are_corrected():
     assert stats.differ(changes) == [i in (first, second) for i in range(4)]
     assert stats.differ([changes[third]]) == [True]  # alone it would do
     assert stats.differ([[0.5], [0.0, 0.0], [0.1, 0.1]]) == [False, False, True]
-
-
-def test_apart_is_disjoint_in_either_order():
-    a, b, c = stats.Interval(0.5, 0.1), stats.Interval(0.71, 0.1), stats.Interval(0.69, 0.1)
-    assert stats.apart(a, b) and stats.apart(b, a) and not stats.apart(a, c)
-    assert stats.excludes_zero(stats.Interval(-0.2, 0.1))
-    assert not stats.excludes_zero(stats.Interval(0.05, 0.1))
-    assert str(a) == f"{a}" == "0.500 +- 0.100" and f"{a:+.1f}" == "+0.5 +- 0.1"

@@ -250,9 +250,6 @@ def test_either_model_alone_stops_the_run():
     assert not stop(skipped_in_row=2, others_skipped_in_row=2)
     assert "3 updates in a row were not finite" in stop(skipped_in_row=3)
     assert "4 updates of a model beside the policy in a row" in stop(others_skipped_in_row=4)
-    c.guard.explained_min = 0.1
-    low = lambda **log: update.bounds(c, {k.replace("_", "/"): x for k, x in log.items()})[0][2]
-    assert (low(), low(policy_loss=0), low(policy_loss=0, reward_accuracy=0.95)) == (0, 0.1, 0)
 
 
 def test_in_pre_training_only_the_value_model_learns_by_hand():
@@ -490,14 +487,13 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
     "change",
     [
         {"loss.kl_coef": 0.1, "optim.offload": True},
-        {"model.lora.rank": 2, "model.dtype": "bfloat16"},
+        {"model.lora.rank": 2, "model.dtype": "bfloat16", "critic.clip": 0.2},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
         {
             "critic.bootstrap_truncated": True,
             "rollout.max_response_tokens": 6,
             "reward.overlong_penalty": 0.0,
         },
-        {"dynamic_sampling.enabled": False, "loss.positive_coef": 0.1, "critic.clip": 0.2},
         {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
     ],
     ids=lambda c: next(iter(c)),
@@ -515,7 +511,7 @@ def test_a_step_of_both_models_under_each_option(change, tmp_path):
 
 def test_values_that_explain_nothing_are_an_alarm():
     c = valued(9)
-    log = {"critic/explained_variance": 0.01, "policy/loss": 0.1, "reward/accuracy": 0.4}
+    log = {"critic/explained_variance": 0.01, "policy/loss": 0.1}
     alarms = lambda **more: guards.alarms(c, log | more, guards.History([], []))
     assert "explained variance of the returns 0.01 is below 0.1" in alarms()[0]
     assert alarms(**{"reward/accuracy": 0.95}) == []  # little is left to explain

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import time
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -52,7 +51,6 @@ INTEGER_CASES = cases("integer_cases")
 MANY = " ".join(map(str, range(1000)))  # a list states nothing, or its last marked answer
 LONG = "7" * 5000  # int() refuses so many digits
 INTEGER_CASES += [
-    {"reads": LONG, "response": f"Answer:\n\n{LONG}"},
     {"reads": LONG, "response": f"Answer: 00{LONG}.0"},
     {"reads": None, "response": MANY},
     {"reads": None, "response": f"Answer: {MANY}"},
@@ -141,29 +139,17 @@ def test_any_two_strings(response, answer):
         assert not integer.correct
 
 
+UNITS = ["7", "1, ", "answer: ", "answer is x", "\\boxed{", "\\text{", "x or ", "\n"]
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("unit", "size"),
-    [("7", 10**7), ("1, ", 10**7)]
-    + [(unit, 10**6) for unit in ("answer: ", "answer is x", "\\boxed{", "\\text{", "x or ", "\n")],
-    ids=repr,
-)
-def test_time_is_linear(unit, size, mode):
-    def seconds(size: int) -> float:
-        text = "Answer: " + unit * (size // len(unit))
-        start = time.process_time()
-        # Mode dapo cuts the response, so only a reference can be long there.
-        verify(*((text, "42") if mode == "integer" else ("Answer: 42", text)), mode)
-        return time.process_time() - start
-
-    short = min(seconds(size // 10) for _ in range(3))
-    limit = 40 * max(short, 0.002)  # 10 if linear, 100 if quadratic
-    assert any(seconds(size) < limit for _ in range(3))
-
-
-def test_unknown_mode():
-    with pytest.raises(ValueError, match="use one of dapo, integer"):
-        verify("Answer: 42", "42", "Dapo")
+@pytest.mark.parametrize("unit", UNITS, ids=repr)
+def test_ten_million_characters_are_judged(unit, mode):
+    """Work that grows by their square ends beyond the limit of every test, and of every run. Mode
+    dapo cuts the response, so only a reference can be long there."""
+    text = "Answer: " + unit * (10**7 // len(unit))
+    said = (text, "42") if mode == "integer" else ("Answer: 42", text)
+    assert not verify(*said, mode).correct
 
 
 def test_agreement_with_real_labels(assets):
