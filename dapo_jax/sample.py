@@ -19,10 +19,10 @@ import jax
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, gate, parallel
+from dapo_jax import build, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema, validation
-from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.data import prompts as prompts_lib, tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 from dapo_jax.run import policy as policy_lib
@@ -68,7 +68,7 @@ class Screen:
         text = self.tokenizer.decode(ids)
         if not ended:  # an incomplete character decodes to these, which later tokens may change
             text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        self.write(gate.visible(text[self.shown :]) + "\n" * ended)
+        self.write(prompts_lib.visible(text[self.shown :]) + "\n" * ended)
         self.shown = max(self.shown, len(text))
 
 

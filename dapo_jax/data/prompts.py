@@ -1,5 +1,7 @@
 """Prompt templates, including that of the DAPO paper, and the way back to the bare problem."""
 
+from dapo_jax.gate import visible  # noqa: F401
+
 Messages = tuple[tuple[str, str], ...]  # ((role, content), ...): immutable, so it can be a key
 
 # Word for word as in DAPO-Math-17k and in the AIME-2024 file of the DAPO authors.

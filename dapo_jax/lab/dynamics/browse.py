@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 from etils import epath
 
-from dapo_jax.gate import visible
+from dapo_jax.data.prompts import visible
 from dapo_jax.lab.dynamics import logs
 
 KINDS = ("right", "wrong", "truncated", "graded")
