@@ -110,7 +110,13 @@ def evaluate_checkpoint(
         abouts.append(about | ({"paper": asked.source} if asked.source else {}))
         evaluator = Evaluator(asked.machine, decode_params, asked.text, asked.config.eval.k)
         for name, data in asked.text.evals.items():
-            folder = _samples_folder(home, name, data, decides, abouts[-1])
+            # Kept under WORKDIR/eval/NAME/HASH of what decides and the prompts.
+            ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
+            hashed = json.dumps(decides | {"prompts": ids}, sort_keys=True).encode()
+            folder = home.local / "eval" / name / hashlib.sha256(hashed).hexdigest()[:12]
+            if parallel.is_main_process():
+                folder.mkdir(parents=True, exist_ok=True)
+                files.write_json(folder / "settings.json", abouts[-1])
             draw = build.evaluation_draw(asked.config)
             scores = evaluate_to_files(folder, evaluator, data, draw, saved)
             if scores is None:
@@ -126,17 +132,6 @@ def evaluate_checkpoint(
         say("\n".join(["", *scores_lib.table(sets)]))
     shared = {k: v for k, v in abouts[0].items() if all(a.get(k) == v for a in abouts)}
     return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
-
-
-def _samples_folder(home, name: str, data: Encoded, decides: dict, about: dict) -> pathlib.Path:
-    """WORKDIR/eval/NAME/HASH of `decides` and the prompts; process 0 writes `about` there."""
-    ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]
-    hashed = json.dumps(decides | {"prompts": ids}, sort_keys=True).encode()
-    folder = home.local / "eval" / name / hashlib.sha256(hashed).hexdigest()[:12]
-    if parallel.is_main_process():
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(folder / "settings.json", about)
-    return folder
 
 
 def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
@@ -214,15 +209,9 @@ def main(score: grading.Score | None = None) -> None:
     said = {field: v for n, field in _FIELDS.items() if (v := flag[n].value) is not None}
     cli.apply(cli.CONFIG.value, said)
     with processes.joined():
-        result = evaluate_checkpoint(
-            cli.CONFIG.value,
-            cli.WORKDIR.value,
-            flag.checkpoint,
-            score,
-            fixed=frozenset(said | cli.CONFIG.overrides),
-            data_dir=flag.data_dir,
-            rows=flag.rows,
-        )
+        what = cli.CONFIG.value, cli.WORKDIR.value, flag.checkpoint, score
+        how = dict(fixed=frozenset(said | cli.CONFIG.overrides), data_dir=flag.data_dir)
+        result = evaluate_checkpoint(*what, rows=flag.rows, **how)
         if out and parallel.is_main_process():
             files.write_json(out, result)
 

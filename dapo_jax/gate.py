@@ -116,9 +116,7 @@ def hushed():
             os.close(real)
 
 
-@functools.cache
-def _file():
-    return tempfile.TemporaryFile("ab", buffering=0)
+_file = functools.cache(lambda: tempfile.TemporaryFile("ab", buffering=0))  # noqa: SIM115
 
 
 # --- Typed settings ---
@@ -222,9 +220,7 @@ class Section:
             else:
                 setattr(self, first, value)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a plain dict, nested where the sections are."""
-        return dataclasses.asdict(self)
+    to_dict = dataclasses.asdict  # the fields as a plain dict, nested where the sections are
 
     def mistakes(self) -> list[str]:
         """One line per pair of fields in one section, this or a nested one, that contradict."""

@@ -34,22 +34,24 @@ def export(
             # An export of this step from before a kill; all processes wait until it is removed.
             parallel.of_main_process(lambda: target.rmtree() if target.exists() else None)
             params = machine.trainer.merged(state.params)
-            hf.save(local, machine.shape, params, "bfloat16", _tokenizer(config, home, machine))
+            # `build.load_text` writes the tokenizer of the embedded task.
+            text = config.tokenizer.path or machine.model_dir or home.local / "data"
+            text = pathlib.Path(text).expanduser()
+            text = text if text.is_dir() else text.parent
+            hf.save(local, machine.shape, params, "bfloat16", text)
             if parallel.is_main_process():
                 if home.remote:
                     _send(local, target)
-                _prune(home, step, config.checkpoint.export_keep)
+                # Exports of later steps, left by a kill before their checkpoint, are not newer.
+                older = [path for s, path in found(home) if s <= step]
+                unfinished = (home.top / EXPORT).glob("*.partial")  # of a killed process
+                for path in [*older[: -config.checkpoint.export_keep], *unfinished]:
+                    path.rmtree()
         except Exception as error:  # of a disk, or of a bucket's client
             wrong = gate.describe(error)
     if parallel.any_process(bool(wrong)):
         why = wrong or "on another process"
         say(f"warning: step {step} is not exported to {target}: {why}; training goes on")
-
-
-def _tokenizer(config, home: Workdir, machine: Machine) -> pathlib.Path:
-    """The folder of the run's tokenizer; `build.load_text` writes that of the embedded task."""
-    path = pathlib.Path(config.tokenizer.path or machine.model_dir or home.local / "data")
-    return path.expanduser() if path.expanduser().is_dir() else path.expanduser().parent
 
 
 def _send(local: pathlib.Path, target: epath.Path) -> None:
@@ -65,11 +67,3 @@ def found(home: Workdir) -> list[tuple[int, epath.Path]]:
     paths = folder.iterdir() if folder.exists() else ()
     named = ((re.fullmatch(r"step_(\d+)", p.name), p) for p in paths)
     return sorted((int(m[1]), p) for m, p in named if m)
-
-
-def _prune(home: Workdir, step: int, keep: int) -> None:
-    """Remove old exports, and unfinished ones of a process that was killed. Exports of later steps,
-    left by a kill before their checkpoint, do not count as newer."""
-    older = [path for s, path in found(home) if s <= step]
-    for path in [*older[:-keep], *(home.top / EXPORT).glob("*.partial")]:
-        path.rmtree()

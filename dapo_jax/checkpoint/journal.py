@@ -62,7 +62,14 @@ class Journal:
         self._folder = home.top / JOURNAL
         self._remote, self._say = home.remote is not None, say
         self._most = int(config.checkpoint.journal_gb * 1e9)
-        self._run = digest(_binding(config, inputs), 16)
+        fields = schema.leaves(config).items()
+        # All that a response depends on beside the policy, its prompt and its random numbers.
+        binding = inputs | {
+            "config": {name: value for name, value in fields if not resume.among(name, _FREE)},
+            "versions": checkpoint.versions(),
+            "devices": [jax.device_count(), jax.devices()[0].device_kind],
+        }
+        self._run = digest(json.dumps(binding, sort_keys=True).encode(), 16)
         self._step, self._covered, self._policy = step, 0, ""
         self._kept: dict[bytes, bytes] = {}  # key -> payload, of the policy that is open
         self._waiting = collections.deque()  # (step, policy, record), not yet written
@@ -188,17 +195,6 @@ class Journal:
 
         with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
             return b"".join(pool.map(whole, wanted))
-
-
-def _binding(config, inputs: dict[str, str]) -> bytes:
-    """All that a response depends on beside the policy, its prompt and its random numbers."""
-    fields = schema.leaves(config).items()
-    decides = {
-        "config": {name: value for name, value in fields if not resume.among(name, _FREE)},
-        "versions": checkpoint.versions(),
-        "devices": [jax.device_count(), jax.devices()[0].device_kind],
-    }
-    return json.dumps(decides | inputs, sort_keys=True).encode()
 
 
 def digest(data: bytes, size: int, key: bytes = b"") -> bytes:

@@ -30,7 +30,9 @@ class Responses(engine.Store):
     def put(self, request: Request, draw: Draw, response: Response) -> None:
         if parallel.is_main_process():  # all processes have the same
             (key,) = self._keys([request], draw)
-            self._journal.put(key, _payload(response))
+            # 1 byte: truncated; then all token ids, all log-probs, all entropies, 4 bytes each.
+            arrays = b"".join(x.tobytes() for x in response[:3])
+            self._journal.put(key, bytes([bool(response.truncated)]) + arrays)
 
     def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
         @functools.cache  # the samples of a prompt share its hash
@@ -75,11 +77,6 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
     quick, and have a second opinion (`shadow`) that is not kept."""
     slow = before.pool or before.shadow is None
     return before._replace(memory=Grades(journal)) if journal.on and slow else before
-
-
-def _payload(response: Response) -> bytes:
-    """1 byte: truncated; then all token ids, all log-probs, all entropies, 4 bytes each."""
-    return bytes([bool(response.truncated)]) + b"".join(x.tobytes() for x in response[:3])
 
 
 def _response(payload: bytes | None) -> Response | None:

@@ -47,18 +47,11 @@ class Ladder(NamedTuple):
 # the value model's targets have the policy's fixed lambda; without group sampling there are as many
 # responses, each to a problem of its own.
 LADDERS = {
-    "dapo": Ladder(
-        "full DAPO",
-        "grpo",
-        WITHOUT,
-        {
-            "grpo": 30, "+overlong_filtering": 36, "+clip_higher": 38, "+soft_overlong": 41,
-            "+token_loss": 42, "+dynamic_sampling": 50,
-        },
-    ),
-    "vapo": Ladder(
-        "VAPO",
-        "ppo",
+    "dapo": Ladder("full DAPO", "grpo", WITHOUT, {
+        "grpo": 30, "+overlong_filtering": 36, "+clip_higher": 38, "+soft_overlong": 41,
+        "+token_loss": 42, "+dynamic_sampling": 50,
+    }),
+    "vapo": Ladder("VAPO", "ppo",
         {
             "value_pretraining": lambda c: {  # there is none without a value model
                 "critic.pretrain_steps": 0 if c.critic.enabled else c.critic.pretrain_steps

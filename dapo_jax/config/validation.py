@@ -13,7 +13,6 @@ from dapo_jax.config.rules import check_cache, longest, relations, warm_up, warn
 from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss
-from dapo_jax.model.settings import Lora
 
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
@@ -57,7 +56,11 @@ def validate(config: Config, devices: int, files: bool = False) -> None:
     bad += _check_sizes(config, sizes)
     bad += [] if config.model.path else check_shape(config.model, sizes, config.sharding)
     bad += config.mistakes()  # within each section
-    bad += check_objective(config.loss) + _check_targets(config.model.lora) + relations(config)
+    from dapo_jax.model.qwen2 import LINEAR  # imports JAX, which a config file does not need
+
+    lora = config.model.lora
+    targets = _each_once("model.lora.targets", lora.targets.split(",") * bool(lora.rank), LINEAR)
+    bad += check_objective(config.loss) + targets + relations(config)
     if bad:
         raise ConfigError("\n".join(bad))
 
@@ -74,20 +77,16 @@ def missing(config: Config) -> list[str]:
         entries = fields[name].split(",") if name in _LISTS else [fields[name]]
         for entry in entries:
             path = (entry.rpartition("=")[2] if name == "eval.files" else entry).strip()
-            elsewhere = (name in _LISTS and _names_several(path)) or (
-                name in _MODELS and not _is_local(path)
-            )
+            # A model may lie in a bucket, or be AUTHOR/MODEL of the hub.
+            local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+            elsewhere = name in _LISTS and _names_several(path)
+            elsewhere |= name in _MODELS and ("://" in path or not local)
             if path and not elsewhere and not os.path.exists(os.path.expanduser(path)):
                 bad.append(f"config.{name}: {path}: no such file or folder")
     return bad
 
 
 _MODELS = ("model.path", "critic.init_from")  # of a directory, or of the hub
-
-
-def _is_local(path: str) -> bool:
-    """Whether it must be a directory, where it could be a bucket or AUTHOR/MODEL of the hub."""
-    return "://" not in path and (path.startswith(("/", ".", "~")) or path.count("/") > 1)
 
 
 def _names_several(path: str) -> bool:
@@ -185,10 +184,3 @@ def check_objective(loss: Loss) -> list[str]:
     if loss.dual_clip and loss.objective in known and not known[loss.objective].dual_clip:
         bad.append(f"config.loss.dual_clip: {loss.objective!r} has no dual clip; set 0 (off)")
     return bad
-
-
-def _check_targets(lora: Lora) -> list[str]:
-    from dapo_jax.model import qwen2  # imports JAX
-
-    targets = lora.targets.split(",") if lora.rank else []
-    return _each_once("model.lora.targets", targets, qwen2.LINEAR)

@@ -34,18 +34,14 @@ def integer(value: object, field: str = "answer") -> str:
     # Digits stay text: int() refuses more than 4300 of them.
     if m := re.fullmatch(r"([+-]?)([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)", text):
         digits = m[2].replace(",", "").lstrip("0") or "0"
-        if not _fills_mantissa(digits):
+        # One that looks rounded is refused: beyond 2**53, yet exactly a float64, and no shorter
+        # than 48 bits without its trailing zeros. (2**64, 10**20 and 20! are shorter.)
+        n = int(digits) if len(digits) < 309 else 0
+        if not (n > 2**53 and int(float(n)) == n and (n // (n & -n)).bit_length() >= 48):
             return "-" * (m[1] == "-" and digits != "0") + digits
     elif not re.fullmatch(r"[+-]?[0-9][0-9,]*(\.0*|(\.[0-9]+)?[eE]\+?[0-9]+)", text):  # 27.0, 1e5
         raise BadRow(field, value, "not an integer")
     raise BadRow(field, value, "float-damaged integer; restore it from the original data")
-
-
-def _fills_mantissa(digits: str) -> bool:
-    """Whether an integer looks like a rounded one: beyond 2**53, yet exactly a float64, and no
-    shorter than 48 bits without its trailing zeros. (2**64, 10**20 and 20! are shorter.)"""
-    n = int(digits) if len(digits) < 309 else 0
-    return n > 2**53 and int(float(n)) == n and (n // (n & -n)).bit_length() >= 48
 
 
 def any_answer(value: object, field: str = "answer") -> str:

@@ -87,13 +87,6 @@ def _from_hub(name: str, repo: str, revision: str | None, pattern: str | None) -
         return [Path(huggingface_hub.hf_hub_download(filename=f, **about)) for f in chosen]
 
 
-def _nearest(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    names = sorted(p.name for p in folder.glob("*") if p.name.endswith(SUFFIXES))
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.3) or names[:3]
-    return f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
-
-
 def read(
     path: Path, wanted: Callable[[list[str]], list[str]], needs: str
 ) -> Iterator[tuple[int, Row]]:
@@ -103,14 +96,18 @@ def read(
       since it lacks what `needs` says.
     ValueError: no such file, another kind of file, a damaged file."""
     if not path.is_file():
-        what = "a folder" if path.is_dir() else "no such file"
-        raise ValueError(f"{path}: {what}{_nearest(path)}")
+        what, folder = ("a folder", path) if path.is_dir() else ("no such file", path.parent)
+        names = sorted(p.name for p in folder.glob("*") if p.name.endswith(SUFFIXES))
+        near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.3) or names[:3]
+        what += f"; near it: {', '.join(str(folder / n) for n in near)}" if near else ""
+        raise ValueError(f"{path}: {what}")
     if not path.name.endswith(SUFFIXES):
         raise ValueError(f"{path}: not a problem file; expected {', '.join(SUFFIXES)}")
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     number = 0
     try:
-        readers = {"jsonl": _jsonl, "json": _json, "csv": _csv}
+        jsonl = lambda path: ((n, line) for n, line in enumerate(_lines(path), 1) if line.strip())
+        readers = {"jsonl": jsonl, "json": _json, "csv": _csv}
         found = readers[kind](path) if kind in readers else _parquet(path, wanted, needs)
         for number, row in found:
             yield number, row
@@ -126,12 +123,6 @@ def read(
 def _lines(path: Path) -> Iterator[bytes]:
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
         yield from lines
-
-
-def _jsonl(path: Path) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            yield number, line
 
 
 def parse(data: bytes) -> Any:

@@ -34,7 +34,9 @@ def verify(response: str, answer: str, mode: str = "dapo") -> Verdict:
     """Judge `response` (decoded text, special tokens removed) against the reference `answer`.
     Raises ValueError for an unknown mode, and nothing else for any two strings."""
     if mode == "dapo":
-        return _verify_dapo(response, answer)
+        stated = ANSWER_LINE.findall(response[-DAPO_TAIL:])
+        prediction = _normalize(stated[-1] if stated else _NO_ANSWER)
+        return Verdict(prediction == _normalize(answer), prediction if stated else None)
     if mode == "integer":
         return _verify_integer(response, answer)
     raise ValueError(f"unknown verifier mode {mode!r}: use one of {', '.join(MODES)}")
@@ -61,12 +63,6 @@ _REWRITES = (
 )  # fmt: skip
 _FRAC = re.compile(r"frac([^{])(.)")
 _SQRT = re.compile(r"sqrt([^{])")
-
-
-def _verify_dapo(response: str, answer: str) -> Verdict:
-    stated = ANSWER_LINE.findall(response[-DAPO_TAIL:])
-    prediction = _normalize(stated[-1] if stated else _NO_ANSWER)
-    return Verdict(prediction == _normalize(answer), prediction if stated else None)
 
 
 def _normalize(text: str) -> str:

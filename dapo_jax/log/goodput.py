@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,11 +26,7 @@ LOST = {
     "compile": "compilation",
     "save": "saving",
 }
-_COMPILES = tuple(
-    f"/jax/core/compile/{x}_duration" for x in ("backend_compile", "jaxpr_to_mlir_module")
-)
-
-
+_COMPILES = re.compile("/jax/core/compile/(backend_compile|jaxpr_to_mlir_module)_duration")
 _EVENTS = {"start-up", "resume", "rollout", "update", "evaluation", "save", "step", "leave"}
 
 
@@ -160,7 +157,7 @@ def _compiled() -> list[float]:
     total = [0.0]
 
     def add_up(event: str, seconds: float, **_) -> None:
-        if event in _COMPILES:
+        if _COMPILES.fullmatch(event):
             total[0] += seconds
 
     jax.monitoring.register_event_duration_secs_listener(add_up)

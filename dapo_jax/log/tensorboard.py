@@ -54,8 +54,12 @@ class Board:
         elif value and all(isinstance(v, str) for v in value):
             point = summary.text(tag, "\n\n".join(value)).value[0]
         elif all(isinstance(v, int | float) for v in value) and sum(value) > 0:
-            edges = tags.edges(tag, len(value), self._longest)
-            point = _histogram(tag, value, np.asarray(edges, float)).value[0]
+            edges = np.asarray(tags.edges(tag, len(value), self._longest), float)
+            # Only counts were kept: the sums assume values in the middle of their bins.
+            middle = (edges[1:] + edges[:-1]) / 2
+            sums = (sum(value), middle @ value, middle**2 @ value)
+            drawn = edges[0], edges[-1], *sums, edges[1:].tolist(), value
+            point = summary.histogram_raw(tag, *drawn).value[0]
         else:
             return None
         if tag not in self._described:  # once: TensorBoard keeps what comes first
@@ -73,13 +77,6 @@ class Board:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _histogram(tag: str, counts: list[int], edges: np.ndarray):
-    """The sums assume that all values lie in the middle of their bins: only counts were kept."""
-    middle = (edges[1:] + edges[:-1]) / 2
-    sums = (sum(counts), middle @ counts, middle**2 @ counts)
-    return summary.histogram_raw(tag, edges[0], edges[-1], *sums, edges[1:].tolist(), counts)
 
 
 def _card(row: dict) -> str:

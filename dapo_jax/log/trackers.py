@@ -48,7 +48,10 @@ class Trackers:
         if not parallel.is_main_process():
             return
         path, run_name = workdir / "trackers.json", pathlib.PurePath(name).name
-        ids, fields = _ids(path), schema.leaves(config)
+        ids, fields = {}, schema.leaves(config)
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            saved = json.loads(path.read_text()).items()
+            ids = {k: v for k, v in saved if isinstance(v, str)}
         clients = (("wandb", config.log.wandb, _wandb), ("mlflow", config.log.mlflow, _mlflow))
         for service, project, connect in clients:
             if project:
@@ -92,14 +95,6 @@ class Trackers:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
                 self._say(f"warning: config.log.{name}: {said}; metrics.jsonl has the numbers")
             self._failing.add(name)
-
-
-def _ids(path: pathlib.Path) -> dict[str, str]:
-    try:
-        saved = json.loads(path.read_text())
-        return {k: v for k, v in saved.items() if isinstance(v, str)}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
 
 
 # Of both: (project, id of the run that goes on or None, name, config, workdir) -> (id, Tracker).

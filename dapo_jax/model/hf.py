@@ -81,9 +81,7 @@ class Model(NamedTuple):
         return _logits(self.shape, self.params, jnp.asarray(tokens_BxT))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _logits(shape: Shape, params: Params, tokens_BxT):
-    return qwen2.bind(shape, params)(tokens_BxT)
+_logits = jax.jit(lambda shape, params, x: qwen2.bind(shape, params)(x), static_argnums=0)
 
 
 def load(path: str | Path) -> Model:
@@ -191,9 +189,7 @@ def _for_xla(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
-@jax.jit
-def _all_finite(x):
-    return jnp.isfinite(x).all()
+_all_finite = jax.jit(lambda x: jnp.isfinite(x).all())
 
 
 def _read_whole(header: Header, name: str, w: Weight) -> np.ndarray:

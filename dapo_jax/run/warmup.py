@@ -186,13 +186,6 @@ def schedule(done: float) -> float:
 def encode(traces: Iterable[arithmetic.Trace], tokenizer: Tokenizer) -> Iterator[worked.Pair]:
     """(prompt ids, response ids); the end-of-text token follows only where the trace ends."""
     eos = min(tokenizer.stop_ids)
-
-    @functools.cache
-    def word_id(word: str) -> int:  # one token a word, so each word is encoded once
-        (token,) = tokenizer.encode(word)
-        return token
-
-    def ids(text: str) -> list[int]:
-        return [word_id(word) for word in text.split()]
-
+    encode = functools.cache(tokenizer.encode)  # one token a word, so each word is encoded once
+    ids = lambda text: [token for word in text.split() for (token,) in [encode(word)]]
     return ((ids(t.prompt), ids(t.response) + [eos] * t.ends) for t in traces)

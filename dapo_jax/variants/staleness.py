@@ -106,17 +106,10 @@ def sample_batch(
 
     waiting = [_rows(g, version) for g in sorted(state.carried, key=lambda g: g.position)]
     flights = [_flight(group) for group in waiting]
-    clock = Clock(
-        flights,
-        need=need,
-        staleness=config.rollout.staleness,
-        samples=config.rollout.group_size,
-        lanes=sampler.slots,
-        tick=sampler.chunk,
-        version=version,
-        position=state.counters.position,
-        most=config.dynamic_sampling.max_rounds * need,
-    )
+    fixed = dict(need=need, staleness=config.rollout.staleness, samples=config.rollout.group_size)
+    fixed |= dict(lanes=sampler.slots, tick=sampler.chunk)
+    fixed |= dict(most=config.dynamic_sampling.max_rounds * need)
+    clock = Clock(flights, version=version, position=state.counters.position, **fixed)
     for flight, group in zip(flights, waiting, strict=True):
         enter(flight, group)
     used, stats = clock.run(judge, opened), total([])
