@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import tensorstore
 
@@ -117,6 +118,16 @@ def train(root: pathlib.Path, name: str, workdir: pathlib.Path) -> dict[str, dic
     return parts | {"programs": collections.Counter(programs), "headlines": headlines}
 
 
+def side_by_side(names: list[str], runs: pathlib.Path, at_once: int) -> Iterator[tuple[str, dict]]:
+    """Each name with what `train` finds. The next `at_once` begin when all before them have ended,
+    so that a failure leaves none running."""
+    for first in range(0, len(names), at_once):
+        batch = names[first : first + at_once]
+        folders = [runs / f"{first + i}.{name}" for i, name in enumerate(batch)]
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            yield from zip(batch, pool.map(train, [ROOT] * len(batch), batch, folders), strict=True)
+
+
 def arrays(step: pathlib.Path, item: str) -> dict[str, str]:
     """Name -> dtype, shape and bytes of all that a checkpoint's item holds."""
     store = {"driver": "ocdbt", "base": f"file://{step / item}/"}
@@ -147,7 +158,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("check", "record"))
     parser.add_argument("--against", metavar="COMMIT", help="run this commit too, and compare")
-    parser.add_argument("--at_once", type=int, default=1, help="how many run beside one another")
+    parser.add_argument("--at_once", type=int, choices=range(1, 65), default=1, metavar="N",
+                        help="how many run beside one another")  # fmt: skip
     parser.add_argument("--only", choices=tuple(RUNS), help="this run alone")
     args = parser.parse_args()
     names = [args.only] if args.only else [*RUNS]
@@ -164,10 +176,7 @@ def main() -> int:
         if args.against:
             subprocess.run([*git, "add", "-q", "--detach", tree, args.against], check=True)
         try:
-            folders = [runs / f"{i}.{name}" for i, name in enumerate(names)]
-            pool = concurrent.futures.ThreadPoolExecutor(args.at_once)
-            new_runs = pool.map(lambda name, folder: train(ROOT, name, folder), names, folders)
-            for name, new in zip(names, new_runs, strict=True):
+            for name, new in side_by_side(names, runs, args.at_once):
                 if args.action == "record":
                     entry["runs"][name] = short(new)
                     print(f"{name}: {json.dumps(short(new))}", flush=True)
