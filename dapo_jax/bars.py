@@ -16,4 +16,4 @@ def bar(of: Iterable | None = None, show: bool = True, **options) -> tqdm:
         # tqdm draws a bar over the one before, by carriage returns; here each has its line.
         write = lambda text, log=sys.stderr: text.strip() and log.write(text.strip() + "\n")
         options |= times | dict(file=SimpleNamespace(write=write), dynamic_ncols=False)
-    return tqdm(of, disable=not show, **options)
+    return tqdm(of, disable=not show, **dict(dynamic_ncols=True) | options)

@@ -45,7 +45,7 @@ def evaluate_to_files(
     # Fills the slots twice: fewer leave many idle.
     size = -(-2 * evaluator.machine.engine.slots // k)
     total, initial = len(data.problems) * k, (len(data.problems) - len(left)) * k
-    look = dict(unit="sample", desc=folder.parent.name, dynamic_ncols=True, show=first)
+    look = dict(unit="sample", desc=folder.parent.name, show=first)
     bar = bars.bar(total=total, initial=initial, **look)
     machine = evaluator.machine._replace(watch=Watch(progress=bar.update))
     with bar:

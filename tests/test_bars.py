@@ -18,7 +18,7 @@ def drawn(monkeypatch, file, every_s, **options) -> str:
 
 def test_lines_in_a_log_and_nothing_of_what_is_quick(monkeypatch):
     for leave in (True, False):
-        said = drawn(monkeypatch, io.StringIO(), 0.001, leave=leave, dynamic_ncols=True)
+        said = drawn(monkeypatch, io.StringIO(), 0.001, leave=leave)
         assert "\r" not in said and len(said.splitlines()) >= 4
         assert all(line.startswith("loading: ") and "/5 [" in line for line in said.splitlines())
     assert drawn(monkeypatch, io.StringIO(), 30.0) == ""

@@ -74,8 +74,7 @@ def test_the_fewest_right_responses_that_retire_a_problem(cap, G, fewest):
 
 
 @pytest.mark.parametrize(
-    ("band", "kept"),
-    [({}, {5, 8, 10, 20, 32, 35}), (dict(band_low=0.2, band_high=0.8), {10, 20})],
+    ("band", "kept"), [({}, {5, 8, 10, 20, 32, 35}), (dict(band_low=0.2, band_high=0.8), {10, 20})]
 )
 def test_an_open_band(band, kept):
     """Without one, groups of zero variance alone are filtered."""

@@ -40,10 +40,7 @@ NESTED, WINDOWS = text("nested"), text("windows")
         ),
         # As XLA:TPU unrolls a product over the windows of a gathered operand: it counts by two.
         (WINDOWS, {"collective-permute": Moved(8, 8 * 16)}),
-        (
-            WINDOWS.replace("constant(2)", "constant(1)"),
-            {"collective-permute": Moved(16, 16 * 16)},
-        ),
+        (WINDOWS.replace("constant(2)", "constant(1)"), {"collective-permute": Moved(16, 16 * 16)}),
         # In three layers one gather that is started and goes on beside 8 windows and another
         # fusion, and a plain one that has its channel.
         (text("hidden"), {"all-gather": Moved(3 * 2, 3 * (8 * 64 + 2 * 64) * 2)}),

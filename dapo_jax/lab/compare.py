@@ -191,7 +191,9 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
         for unit, place in ends.items():
             rows.append((f"  at {place:,.0f} {unit}", [_mean(s[f"at_equal_{unit}"]) for s in of]))
         for name in ("best", "last"):
-            rows.append((f"  {name}, @ its step", [_placed(s, name) for s in of]))
+            there = [(_mean(s[name]), _number(s[f"{name}_step"], ".0f")) for s in of]
+            cells = [x if x == "-" else f"{x} @ {n.replace(' to ', '-')}" for x, n in there]
+            rows.append((f"  {name}, @ its step", cells))
     lengths = {steps for r in runs for steps in r["steps"]}
     notes = []
     if len(lengths) > 1:
@@ -238,11 +240,6 @@ def _number(values: Sequence[float | None], form: str) -> str:
 def _mean(values: Sequence[float | None], form: str = ".3f") -> str:
     """The mean over runs; '-' where one of them has no value."""
     return "-" if None in values else format(stats.interval(values), form)
-
-
-def _placed(values: Mapping[str, list], name: str) -> str:
-    steps, text = values[f"{name}_step"], _mean(values[name])
-    return text if text == "-" else f"{text} @ {_number(steps, '.0f').replace(' to ', '-')}"
 
 
 def figure(columns: Sequence[Column]) -> plots.Figure:
@@ -296,9 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", nargs="+", help="workdir, local or gs://, or another log")
     parser.add_argument("--json", default="", help="write everything here, each run's values too")
     parser.add_argument("--figure", default="", help="draw the runs here: FILE.png, .pdf or .svg")
-    parser.add_argument(
-        "--pool_seeds", action="store_true", help="runs that differ in nothing but seed: one column"
-    )
+    parser.add_argument("--pool_seeds", action="store_true", help="seeds of a config: one column")
     options = parser.parse_args(argv)
     try:
         if len(options.run) < 2:

@@ -28,11 +28,7 @@ from dapo_jax.lab import compare
 from dapo_jax.lab.experiments import pool, training
 from dapo_jax.lab.experiments.training import SEEDS
 
-OVER = flags.DEFINE_multi_string(
-    "over",
-    [],
-    "FIELD=VALUE,VALUE,...; may be given several times. A value with a comma: in quotes.",
-)
+OVER = flags.DEFINE_multi_string("over", [], "FIELD=VALUE,...; more than once. Comma: in quotes.")
 # What a base model depends on: these sections, and the lengths that its examples may have.
 _OF_BASE = ("model.", "tokenizer.", "data.", "supervised_warmup.", "sharding.", "mesh.")
 _OF_BASE += ("rollout.max_response_tokens", "optim.row_tokens", "optim.micro_batch_rows")

@@ -34,7 +34,7 @@ class Progress:
         self._seconds = collections.deque(maxlen=9)  # of the last steps, including evaluation
         self._since = time.monotonic()
         hidden = not (parallel.is_main_process() and file.isatty())
-        look = dict(desc="DAPO", unit="step", dynamic_ncols=True)
+        look = dict(desc="DAPO", unit="step")
         self._bar = tqdm(total=steps, initial=done, file=file, disable=hidden, **look)
 
     def update(self, log: dict) -> None:

@@ -34,11 +34,6 @@ class Traffic(NamedTuple):
     eval_problems: int = 30  # of an evaluation set, at most: AIME 2024
 
 
-def quantiles(n: int) -> np.ndarray:
-    """Returns the quantiles of a standard normal number in the middle of n equal shares."""
-    return ndtri((np.arange(n) + 0.5) / n)
-
-
 def cut(mu: float, sigma: float, z: np.ndarray, cap: int) -> np.ndarray:
     """int, 1 to cap: log-normal lengths by their standard normal numbers."""
     return np.clip(np.rint(np.exp(mu + sigma * z)), 1, cap).astype(int)
@@ -50,7 +45,7 @@ def log_mean(mean: float, sigma: float, cap: int, n: int = 4096) -> float:
     ValueError: none has."""
     if not 1 <= mean < cap:
         raise ValueError(f"a mean response of {mean:,} tokens: wants 1 to {cap - 1:,}, of at most")
-    low, high, z = -20.0, 2 * math.log(cap) + 20, quantiles(n)
+    low, high, z = -20.0, 2 * math.log(cap) + 20, ndtri((np.arange(n) + 0.5) / n)
     for _ in range(60):
         mu = (low + high) / 2
         low, high = (mu, high) if cut(mu, sigma, z, cap).mean() < mean else (low, mu)

@@ -14,6 +14,7 @@ import io
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -232,16 +233,11 @@ def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
     for step, row in rows:
         for tag, value in row.items():
             if tag not in STEP_NAMES and (value is None or _is_number(value)):
-                found[tag][step] = _finite(value)
+                # It may be an integer of hundreds of digits.
+                finite = value is not None and abs(value) <= sys.float_info.max
+                found[tag][step] = float(value) if finite else math.nan
     out = {}
     for tag, points in found.items():
         steps = sorted(points)
         out[tag] = np.array(steps, np.int64), np.array([points[step] for step in steps])
     return out
-
-
-def _finite(value: float | None) -> float:
-    try:
-        return float(value) if value is not None and math.isfinite(value) else math.nan
-    except OverflowError:  # an integer of hundreds of digits
-        return math.nan

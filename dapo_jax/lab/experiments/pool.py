@@ -58,9 +58,7 @@ def run_all(
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     jobs = jobs or len(cores) or os.cpu_count() or 1
     waiting = [t for t in (in_order if jobs == 1 else tasks) if t.folder not in results]
-    with bars.bar(
-        total=len(tasks), initial=len(results), desc=desc, unit="run", dynamic_ncols=True
-    ) as bar:
+    with bars.bar(total=len(tasks), initial=len(results), desc=desc, unit="run") as bar:
         if jobs == 1:
             for task in waiting:
                 results[task.folder] = _work(out, task, quiet=False)
