@@ -78,11 +78,13 @@ def oracle_stats(params, items, temperature, xp=jnp):
 def oracle_loss(params, batch, c, objective="ppo", importance=None):
     """The objective, case by case: 'ppo' or 'gspo'; with weights by 'token' or 'sequence_mask'."""
     items = batch.items
-    ones = [np.ones(len(i.response)) for i in items]
+    ones = [np.where(i.sampled_logps != np.inf, 1.0, 0.0) for i in items]  # inf: a reply
     logp, entropy = oracle_stats(params, items, TEMPERATURE)
     trained = dense(items, ones)
     old, ref = dense(items, batch.old), dense(items, batch.ref)
-    sampled = dense(items, [i.sampled_logps for i in items])
+    sampled = dense(
+        items, [np.where(o, i.sampled_logps, 0) for o, i in zip(ones, items, strict=True)]
+    )
     A = dense(items, [o * i.advantage for o, i in zip(ones, items, strict=True)])
     weight = dense(items, [o * i.weight for o, i in zip(ones, items, strict=True)])
     moved = jnp.where(trained > 0, logp - old, 0.0)

@@ -20,7 +20,7 @@ def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[pac
     config, rollout = algorithm.config, algorithm.config.rollout
     if not groups:
         return []
-    length_NxG = np.array([[len(r.tokens) for r in g.responses] for g in groups])
+    length_NxG = np.array([[r.length for r in g.responses] for g in groups])
     truncated_NxG = np.array([[r.truncated for r in g.responses] for g in groups])
     trained_NxG, counted_NxG = reward.masks(truncated_NxG, config.loss.overlong_filter)
     score_NxG, L_max = np.stack([g.grades.score_G for g in groups]), rollout.max_response_tokens

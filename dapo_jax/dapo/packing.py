@@ -22,7 +22,7 @@ class Item(NamedTuple):
 
     prompt: Sequence[int]
     response: Sequence[int]
-    sampled_logps: np.ndarray  # float32 [len(response)]
+    sampled_logps: np.ndarray  # float32 [len(response)]; inf: a token that was not drawn
     advantage: float
     weight: float  # of each response token in the loss
     truncated: bool = False  # cut where it might have gone on
@@ -132,10 +132,10 @@ def pack(
                 _fill(rows, (*at, slice(start, start + own[i])), sequence, n, shared | segment)
                 first = start + len(item.prompt) - 1 - n
                 cells = (*at, slice(first, first + len(item.response)))
-                rows.trained_AxRxT[cells] = True
-                rows.weight_AxRxT[cells] = item.weight
-                rows.advantage_AxRxT[cells] = item.advantage
-                rows.sampled_logp_AxRxT[cells] = item.sampled_logps
+                rows.trained_AxRxT[cells] = drawn = item.sampled_logps != np.inf
+                rows.weight_AxRxT[cells] = item.weight * drawn
+                rows.advantage_AxRxT[cells] = item.advantage * drawn
+                rows.sampled_logp_AxRxT[cells] = np.where(drawn, item.sampled_logps, 0)
                 places[i] = cells
                 start += own[i]
     return rows, -(-len(bins) // micro_rows), places

@@ -36,7 +36,7 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
     stats, counters = record.stats, state.counters
     seconds = clocks.done - clocks.started
     # Not `stats.tokens`: of what is judged now, some may have been drawn in earlier steps.
-    tokens = sum(len(r.tokens) for g in record.batch.drawn for r in g.responses)
+    tokens = sum(r.length for g in record.batch.drawn for r in g.responses)
     return (
         rollout_metrics(config, record.batch, tokens)
         | update_metrics(record.updates, bool(config.loss.kl_coef))
@@ -71,10 +71,10 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
     grades = [g.grades for g in got.drawn]
     rows = [r for g in got.drawn for r in g.responses]
     score_NxG = np.stack([g.score_G for g in grades])
-    length_NxG = np.array([len(r.tokens) for r in rows]).reshape(score_NxG.shape)
+    length_NxG = np.array([r.length for r in rows]).reshape(score_NxG.shape)
     rewards_NxG = reward.shaped(score_NxG, length_NxG, longest, config.reward)
-    entropies = np.concatenate([r.entropies for r in rows])
-    logps = np.concatenate([r.logps for r in rows])
+    entropies = np.concatenate([r.entropies[r.drawn] for r in rows])
+    logps = np.concatenate([r.logps[r.drawn] for r in rows])
     log |= {
         "reward/mean": rewards_NxG.mean(),
         "reward/overlong_penalty": (rewards_NxG - score_NxG).mean(),

@@ -1,7 +1,7 @@
 """What sampling gives: responses and counts; and who may observe it."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,12 +14,25 @@ class Response(NamedTuple):
     """Token ids with the stop token, if there was one; lengths are numbers, never inferred."""
 
     tokens: np.ndarray  # int32 [n]
-    logps: np.ndarray  # float32 [n], at temperature, before any nucleus cut
+    logps: (
+        np.ndarray
+    )  # float32 [n], at temperature, before any nucleus cut; inf: not drawn (a reply)
     entropies: np.ndarray  # float32 [n], nats
     truncated: bool  # ended by the length limit and not by a stop token
     # Of a response that several steps drew:
     versions: np.ndarray | None = None  # int32 [n], the step whose weights drew each token
     ended: bool = True  # False: the next step goes on with it
+    grade: Any = None  # where a reply ended it: the grade, or why there is none
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """Which tokens the policy drew, bool [n]; the others are replies to its turns."""
+        return self.logps != np.inf
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy drew."""
+        return int(np.count_nonzero(self.drawn))
 
 
 class Part(NamedTuple):

@@ -50,7 +50,7 @@ def metrics(text, stream, state: State, batch: Collected) -> tuple[State, dict[s
         "staleness/in_flight": len(batch.carried),
         "staleness/parked_tokens": sum(len(r.tokens) for r in parked),
     }
-    if rows := [r.versions for g in batch.groups for r in g.responses]:
+    if rows := [r.versions[r.drawn] for g in batch.groups for r in g.responses]:
         age = state.counters.step - 1 - np.concatenate(rows)
         log |= {
             "staleness/age_mean": age.mean(),
