@@ -82,9 +82,7 @@ def oracle_loss(params, batch, c, objective="ppo", importance=None):
     logp, entropy = oracle_stats(params, items, TEMPERATURE)
     trained = dense(items, ones)
     old, ref = dense(items, batch.old), dense(items, batch.ref)
-    sampled = dense(
-        items, [np.where(o, i.sampled_logps, 0) for o, i in zip(ones, items, strict=True)]
-    )
+    sampled = dense(items, [np.where(i.sampled_logps < np.inf, i.sampled_logps, 0) for i in items])
     A = dense(items, [o * i.advantage for o, i in zip(ones, items, strict=True)])
     weight = dense(items, [o * i.weight for o, i in zip(ones, items, strict=True)])
     moved = jnp.where(trained > 0, logp - old, 0.0)

@@ -34,6 +34,13 @@ class Responses(engine.Store):
             arrays = b"".join(x.tobytes() for x in response[:3])
             self._journal.put(key, bytes([bool(response.truncated)]) + arrays)
 
+    def recall(self, name: bytes) -> bytes | None:
+        return self._journal.get(self._journal.key(name))
+
+    def keep(self, name: bytes, payload: bytes) -> None:
+        if parallel.is_main_process():
+            self._journal.put(self._journal.key(name), payload)
+
     def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
         @functools.cache  # the samples of a prompt share its hash
         def hash_of(prompt: tuple[int, ...]) -> bytes:

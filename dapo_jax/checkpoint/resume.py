@@ -76,7 +76,7 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
     """Print what has changed since `saved` was written. Returns whether the training problems are
     the same. ConfigError: a change affects what is learned, and `allow` is False."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
-    own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
+    own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source", "reply"))
     if own and saved.get("reward", "") != inputs["reward"]:
         meaningful.append("the file of config.reward.function: it has other contents")
     same = saved["data"] == inputs["data"]

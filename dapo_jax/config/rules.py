@@ -8,6 +8,7 @@ from dapo_jax.config.schema import Config
 from dapo_jax.dapo.settings import Advantage, Loss
 from dapo_jax.gate import wrong
 from dapo_jax.variants.settings import Curriculum
+from dapo_jax.variants.turn_rules import mistakes as of_turns
 
 
 def longest(c: Config) -> int:
@@ -38,7 +39,7 @@ def relations(c: Config) -> list[str]:
     corrected = loss.importance_cap > 0  # which needs old_logprobs='recompute'
     kept = ("scale", "leave_one_out", "whiten") if critic.enabled else ()
     changed = {n: (getattr(c.advantage, n), getattr(Advantage(), n)) for n in kept}
-    return wrong(
+    return of_turns(c) + wrong(
         (rollout.group_size == 1 and (sampling.enabled or not critic.enabled),
          "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or more, or critic.enabled=True and dynamic_sampling.enabled=False"),
         (0 < c.optim.row_tokens < longest(c),

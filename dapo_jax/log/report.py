@@ -184,11 +184,14 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "answer": problem.answer,
             "extracted": grades.answers[i],
             **verdict,
-            "reward": float(reward.shaped(grades.score_G[i], len(ids), longest, config.reward)),
+            "reward": float(
+                reward.shaped(grades.score_G[i], response.length, longest, config.reward)
+            ),
             "tokens": len(ids),
             "truncated": bool(response.truncated),
-            "mean_entropy": float(response.entropies.mean()),
+            "mean_entropy": float(response.entropies[response.drawn].mean()),
             "pieces": [piece(token) for token in ids],
             "entropies": np.round(response.entropies.astype(float), 4).tolist(),
-            "logps": np.round(response.logps.astype(float), 4).tolist(),
+            "logps": np.round(np.where(response.drawn, response.logps, 0.0), 4).tolist(),
+            **({} if response.drawn.all() else {"drawn": response.drawn.astype(int).tolist()}),
         }

@@ -20,6 +20,7 @@ from dapo_jax import gate
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data import answers, prompts
 from dapo_jax.data.problems import Problem
+from dapo_jax.reward import tools
 from dapo_jax.reward.settings import Reward
 
 # A bool means right or wrong, with the score 1 or 0; a number is a score alone.
@@ -48,6 +49,7 @@ class Rewards(NamedTuple):
     score: Score
     source: str  # hash of the files of the user's functions, which resume compares; '' = none
     shipped: frozenset[str]  # the shipped verifiers in use
+    reply: Callable | None = None  # answers turns
 
 
 def read(settings: Reward) -> Rewards:
@@ -68,6 +70,8 @@ def read(settings: Reward) -> Rewards:
         by_source.append((pattern, scored("by_source", listed)))
     if "math" in shipped:
         answers.require_math()
+    named = settings.reply
+    reply = tools.TOOLS.get(named) or (_from_file("reply", named, files) if named else None)
 
     def score(problem: Problem, response: str):
         chosen = (s for pattern, s in by_source if fnmatch.fnmatchcase(problem.source, pattern))
@@ -76,7 +80,7 @@ def read(settings: Reward) -> Rewards:
     sha256 = lambda content: hashlib.sha256(content).hexdigest()
     hashes = [sha256(path.read_bytes()) for path in files]
     source = "".join(hashes) if len(hashes) < 2 else sha256("".join(hashes).encode())
-    return Rewards(score if by_source else default, source, frozenset(shipped))
+    return Rewards(score if by_source else default, source, frozenset(shipped), reply)
 
 
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
@@ -163,7 +167,7 @@ def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Sco
     if not name.isidentifier() or path.suffix != ".py":
         raise ValueError(
             f"config.reward.{field}: {named!r} is not of the form FILE.py:NAME, and none of"
-            f" {', '.join(answers.MODES)}, format"
+            f" {', '.join(tools.TOOLS if field == 'reply' else (*answers.MODES, 'format'))}"
         )
     if not path.is_file():
         raise ValueError(f"config.reward.{field}: {file}: no such file")
@@ -208,6 +212,20 @@ def graded(score: Score, problem: Problem, response: str) -> Grade:
     return grade
 
 
+def replied(reply: Callable, problem: Problem, transcript: tuple) -> tools.Reply | Grade | None:
+    """What `reply` answers to the last turn of a transcript. NoGrade: it is no answer."""
+    given = reply(problem, transcript)
+    if given is None or (isinstance(given, tools.Reply) and given.whole()):
+        return given
+    if not isinstance(given, Grade) or (grade := checked(given)) is None:
+        name, shown = getattr(reply, "__name__", "a function"), " ".join(repr(given)[:200].split())
+        raise NoGrade(
+            f"reward.reply: {name} gave {shown:.80} for a turn on problem {problem.id}; it has to"
+            " be Reply(text), a Grade with a finite score, or None (it is over, and judged)"
+        )
+    return grade
+
+
 class NoGrade(ValueError):
     """A reward function returned no grade. The message needs no context."""
 
@@ -230,12 +248,13 @@ class _Output(NamedTuple):
         return len(text)
 
 
-def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
-    """The grade, or the error and its place. A process that the function forked ends here."""
+def attempt(score: Score, problem: Problem, response: str, check=graded) -> Grade | Failed:
+    """The grade, or the error and its place. A process that the function forked ends here. check:
+    calls the function and looks at what it gives."""
     own = os.getpid()
     try:
         with gate.running(), contextlib.redirect_stdout(_Output(sys.stdout)):
-            return graded(score, problem, response)
+            return check(score, problem, response)
     except NoGrade as error:
         return Failed(str(error), "gave what is no grade", error)
     except KeyboardInterrupt:

@@ -35,6 +35,7 @@ class Judge(NamedTuple):
     own: bool = False  # the user's functions are in use: problems keep their whole rows
     memory: Any = None  # keeps grades for a resumed run (checkpoint.remembered.Grades)
     causes: set[str] | None = None  # with `miss`: why responses were missed, as far as printed
+    reply: Callable | None = None  # answers turns
 
 
 def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
@@ -44,7 +45,8 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None
     if score is not None:
-        return Judge(score, miss=miss, takes=references.any_answer, own=True, causes=set())
+        own = Judge(score, miss=miss, takes=references.any_answer, own=True, causes=set())
+        return own._replace(reply=rewards.read(settings).reply) if settings.reply else own
     named = rewards.read(settings)
     if "math" in named.shipped and not settings.workers:
         raise ValueError(
@@ -60,7 +62,8 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
     own = bool(named.source)
     integers = not own and named.shipped <= {"dapo", "integer"}
     takes = references.integer if integers else references.any_answer
-    return Judge(named.score, shadow, named.source, pool, miss, takes, own, causes=set())
+    plain = Judge(named.score, shadow, named.source, pool, miss, takes, own, causes=set())
+    return plain._replace(reply=named.reply)
 
 
 def grade(
@@ -76,18 +79,25 @@ def _grade(
     tok, judge: Judge, asked: Sequence[tuple[Sequence[engine.Response], Problem]]
 ) -> Iterable[Grades]:
     """`grade` for several problems, whose responses the pool judges all at the same time."""
-    jobs = [(p, tok.decode(r.tokens.tolist())) for responses, p in asked for r in responses]
-    found = zip(said(judge, jobs), (text for _, text in jobs), strict=True)
+    jobs = [(p, tok.decode(r.last_turn.tolist())) for responses, p in asked for r in responses]
+    given = [r.grade for responses, _ in asked for r in responses]  # by replies
+    rest = iter(said(judge, [job for job, g in zip(jobs, given, strict=True) if g is None]))
+    found = ((g or next(rest), text) for g, (_, text) in zip(given, jobs, strict=True))
     for responses, problem in asked:
         mine, texts = zip(*itertools.islice(found, len(responses)), strict=True)
-        for failed in (x for x in mine if isinstance(x, Failed)):
-            if judge.miss is None:
-                why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
-                raise ValueError(why) from failed.error
-            if failed.cause not in judge.causes and len(judge.causes) < CAUSES_PRINTED:
-                judge.causes.add(failed.cause)
-                print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)
+        bear(judge, mine)
         yield _grades(judge, problem, mine, texts)
+
+
+def bear(judge: Judge, said: Iterable) -> None:
+    """Say what failed. ValueError: something did, and `judge.miss` is None."""
+    for failed in (x for x in said if isinstance(x, Failed)):
+        if judge.miss is None:
+            why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
+            raise ValueError(why) from failed.error
+        if failed.cause not in judge.causes and len(judge.causes) < CAUSES_PRINTED:
+            judge.causes.add(failed.cause)
+            print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)
 
 
 def said(judge: Judge, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:

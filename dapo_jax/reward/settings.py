@@ -12,6 +12,7 @@ class Reward(Section, place="reward"):
 
     verifier: str = setting("dapo", "verifier that decides correctness (another one is logged beside it); data/verifier.py, data/answers.py", choices=("dapo", "integer", "boxed", "math", "exact", "auto"))
     function: str = setting("", "replaces the verifier: functions score(problem, response) -> Grade, as FILE.py:NAME, verifiers, or format; several as NAME=WEIGHT*WHAT with commas between")
+    reply: str = setting("", "with rollout.turns: function reply(problem, transcript) -> Reply, Grade or None that answers a turn, as FILE.py:NAME, or a shipped tool: calculator, python, guess (docs/turns.md)")
     by_source: str = setting("", "another reward for some data sources: SOURCE=REWARD;SOURCE=REWARD, * in SOURCE for any text, REWARD as in reward.function")
     format_tags: str = setting("think,answer", "tags that the reward 'format' requires in this order, with commas between")
     workers: int = setting(0, "processes per host that grade responses with a time limit; 0 = none, the run grades them itself", 0, 1000)

@@ -68,8 +68,9 @@ class Pool:
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end, self._workers)
 
-    def grade(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
-        """The grade of each (problem, response), in order. ValueError: a worker cannot start."""
+    def grade(self, jobs: Sequence[tuple[Problem, str | tuple]]) -> list[Grade | Failed]:
+        """The grade of each (problem, response), or the answer to each (problem, transcript), in
+        order. ValueError: a worker cannot start."""
         out: list[Grade | Failed | None] = [None] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
         idle = [w for w in self._workers if w.ready]
@@ -132,7 +133,7 @@ def main() -> None:
     line = connection.Connection(int(sys.argv[1]))
     reward, limit_s = line.recv()
     try:
-        score = rewards.read(types.SimpleNamespace(**reward)).score
+        named = rewards.read(types.SimpleNamespace(**reward))
     except (ValueError, OSError) as error:
         line.send(str(error))
         return
@@ -141,7 +142,9 @@ def main() -> None:
         while True:
             problem, response = line.recv()
             signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_S)
-            said = rewards.attempt(score, problem, response)
+            turn = isinstance(response, tuple)  # a transcript
+            how = (named.reply, problem, response, rewards.replied)
+            said = rewards.attempt(*how) if turn else rewards.attempt(named.score, *how[1:3])
             signal.setitimer(signal.ITIMER_REAL, 0)
             line.send(said._replace(error=None) if isinstance(said, Failed) else said)
 

@@ -49,7 +49,7 @@ class Engine:
         self.slots, self.chunk = slots, min(settings.chunk, response_tokens)
         self.prompt_tokens, self.response_tokens = prompt_tokens, response_tokens
         self.prefill_rows = -(-settings.prefill_prompts // self.shards)  # a call and shard
-        self.resumes = settings.staleness > 0  # whether requests may have a prefix
+        self.resumes = settings.staleness + settings.turns > 0  # whether requests may have a prefix
         window = prompt_tokens + response_tokens * self.resumes  # that prefill looks back over
         self.prefill_tokens = min(settings.prefill_tokens, -(-window // 8) * 8)
         self.shape = shape.merged

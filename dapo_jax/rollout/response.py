@@ -14,9 +14,7 @@ class Response(NamedTuple):
     """Token ids with the stop token, if there was one; lengths are numbers, never inferred."""
 
     tokens: np.ndarray  # int32 [n]
-    logps: (
-        np.ndarray
-    )  # float32 [n], at temperature, before any nucleus cut; inf: not drawn (a reply)
+    logps: np.ndarray  # float32 [n], at temperature, before any nucleus cut; inf: a reply's token
     entropies: np.ndarray  # float32 [n], nats
     truncated: bool  # ended by the length limit and not by a stop token
     # Of a response that several steps drew:
@@ -28,6 +26,11 @@ class Response(NamedTuple):
     def drawn(self) -> np.ndarray:
         """Which tokens the policy drew, bool [n]; the others are replies to its turns."""
         return self.logps != np.inf
+
+    @property
+    def last_turn(self) -> np.ndarray:
+        """Tokens behind the last reply, which are judged."""
+        return self.tokens[max(np.flatnonzero(~self.drawn), default=-1) + 1 :]
 
     @property
     def length(self) -> int:
@@ -71,6 +74,12 @@ class Store:
 
     def put(self, request: Request, draw: Draw, response: Response) -> None:
         """Keep a finished response."""
+
+    def recall(self, name: bytes) -> bytes | None:
+        """What `keep` was given under this name, for the open policy."""
+
+    def keep(self, name: bytes, payload: bytes) -> None:
+        """Keep what else a step would have to ask for again."""
 
 
 class Watch(NamedTuple):

@@ -7,16 +7,17 @@ from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
 from dapo_jax.model import qwen2
-from dapo_jax.variants import curriculum, objectives, positive_lm, staleness, tags
+from dapo_jax.variants import curriculum, objectives, positive_lm, staleness, tags, turns
 from dapo_jax.variants.vapo import critic, update as vapo
 
-METHODS = (curriculum, staleness, positive_lm, vapo)
+METHODS = (curriculum, staleness, positive_lm, vapo, turns)
 
 # Rows of log/tags.py: metrics, when there are any, bounds of histograms
-TAGS, WHEN = tags.TAGS, tags.WHEN
+TAGS, WHEN = tags.TAGS | turns.TAGS, tags.WHEN | turns.WHEN
 EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
 # Config fields that a resumed run may change without --allow_config_change
 FREE_FIELDS = ("critic.init_from",)
+talking = turns.talking  # (config, machine, text, problem of a position) -> the machine
 # Texts of log/guards.py for a batch that stayed short
 NONE_LEFT, wants, ran_out = curriculum.NONE_LEFT, curriculum.wants, curriculum.ran_out
 

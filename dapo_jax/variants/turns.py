@@ -1,0 +1,251 @@
+"""Responses of several turns (`rollout.turns` > 0): lines 2 to 8 of Algorithm 1, with replies.
+
+A row that ends its turn by a stop token gives its slot back and is handed to `reward.reply`
+(reward/tools.py says what that is). A reply's tokens join the row as tokens that were not drawn:
+their log-prob is recorded as inf, by which packing, loss and metrics leave them out. The row then
+goes on as a request with a prefix, as rows that outlive steps do. Uniforms belong to places in the
+row, replies among them, so that samples are the same however the schedule goes. Replies are data:
+`watch.store` keeps each, and a step that is done again is given what the first was. In several
+processes the main one asks.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dapo_jax import parallel
+from dapo_jax.algorithm import Algorithm
+from dapo_jax.dapo.dynamic_sampling import Collected
+from dapo_jax.dapo.reward import Grade
+from dapo_jax.dapo.state import State
+from dapo_jax.data.problems import Problem
+from dapo_jax.data.tokenizer import Tokenizer
+from dapo_jax.reward import functions, grading
+from dapo_jax.reward.functions import Failed
+from dapo_jax.reward.tools import ASSISTANT, Reply
+from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.engine import Engine, Part, Request, Response, Stats, Store, Watch
+from dapo_jax.variants.turn_rules import TAGS, WHEN  # noqa: F401
+
+_MARK = "turn-of-the-policy"  # stands for a turn's text in a chat template
+
+
+def apply(config, algorithm: Algorithm) -> Algorithm:
+    """The algorithm whose responses have several turns, where `rollout.turns` is set."""
+    if not config.rollout.turns:
+        return algorithm
+    inner, waited = algorithm.sample, []
+
+    def sample(algorithm, text, machine, stream, state: State):
+        waited.clear()
+        problem = lambda position: text.train.problems[stream[position]]
+        return inner(
+            algorithm, text, talking(config, machine, text, problem, waited), stream, state
+        )
+
+    def remember(text, stream, state: State, batch: Collected) -> tuple[State, dict]:
+        return state, metrics(batch) | {"time/replies_s": sum(waited)}
+
+    return algorithm._replace(sample=sample, remember=(*algorithm.remember, remember))
+
+
+def talking(config, machine, text, problem: Callable | None = None, waited: list | None = None):
+    """`machine` (build.Machine) whose engine draws responses of several turns, if the config says
+    so. problem: stream position -> problem; None = as evaluation numbers its own (by their ids).
+    waited: gets the seconds of each wait for replies."""
+    if not config.rollout.turns:
+        return machine
+    budget = Budget(config.rollout.turns, config.rollout.reply_tokens, config.tokenizer.chat)
+    waited = [] if waited is None else waited
+    evals = (p for data in text.evals.values() for p in data.problems)
+    problem = problem or {int(p.id[:8], 16) & 0x7FFFFFFF: p for p in evals}.__getitem__
+    asker = Asker(text.judge, problem, machine.watch.store, waited)
+    return machine._replace(engine=Talking(machine.engine, text.tokenizer, budget, asker))
+
+
+def metrics(batch: Collected) -> dict[str, float]:
+    """Counts over all responses that were drawn this step."""
+    if not (rows := [r for g in batch.drawn for r in g.responses]):
+        return {}
+    replies = [int((np.diff((~r.drawn).astype(int), prepend=0) > 0).sum()) for r in rows]
+    return {
+        "turns/mean": 1 + np.mean(replies),
+        "turns/replied_frac": np.mean([n > 0 for n in replies]),
+        "turns/reply_tokens": np.mean([len(r.tokens) - r.length for r in rows]),
+        "turns/errors": sum(isinstance(r.grade, Failed) for r in rows),
+    }
+
+
+class Budget(NamedTuple):
+    """What one response may ask for."""
+
+    replies: int  # most of them
+    tokens: int  # most TOKENS of a reply's text
+    chat: bool  # whether the chat template renders replies
+
+
+def rendered(tokenizer: Tokenizer, budget: Budget, reply: Reply) -> list[int]:
+    """Token ids of a reply behind a turn that a stop token has ended, up to where the policy goes
+    on: the text alone or, with `budget.chat`, all that the chat template writes there. Special
+    tokens that the text spells are such tokens, as in every prompt. ValueError: the template does
+    not render that role behind an assistant's message, or the tokenizer makes no token of it."""
+    most = budget.tokens
+    text, role = reply.text[: 64 * most], reply.role  # characters: a flood is not encoded
+    ids = tokenizer.encode(text)
+    if len(ids) > most:
+        ids = ids[:most]
+        text = tokenizer.decode(ids)
+    if budget.chat:
+        said = tokenizer.render_chat((("user", "."), (ASSISTANT, _MARK), (role, text)))
+        ends = [tokenizer.token(i) for i in tokenizer.stop_ids]
+        rest = said.partition(_MARK)[2]
+        if not (end := next((e for e in ends if e and rest.startswith(e)), "")):
+            raise ValueError(
+                f"tokenizer.chat_template: a stop token does not follow the assistant's text where"
+                f" a message of role {role!r} comes behind it; replies need a template with turns"
+            )
+        ids = tokenizer.encode(rest.removeprefix(end))
+    if not ids:
+        raise ValueError(f"reward.reply: {reply.text!r:.40} has no token; a reply needs one")
+    return ids
+
+
+class Asker(NamedTuple):
+    """Who answers turns, and what keeps the answers."""
+
+    judge: grading.Judge
+    problem: Callable[[int], Problem]  # stream position -> problem
+    store: Store
+    waited: list[float]  # seconds
+
+    def ask(self, draw: Draw, rows: Sequence["Row"], texts: Sequence[tuple]) -> list:
+        """A Reply, Grade, Failed or None for each row. texts: their transcripts. ValueError: one
+        failed, and `reward.on_error` is 'stop'. A collective."""
+        names = [_name(draw, row, self.problem(row.request.stream)) for row in rows]
+        kept = [self.store.recall(name) for name in names]
+        missing = [i for i, payload in enumerate(kept) if payload is None]
+        jobs = [(self.problem(rows[i].request.stream), texts[i]) for i in missing]
+
+        def answers() -> list:
+            judge = self.judge
+            attempt = lambda job: functions.attempt(judge.reply, *job, functions.replied)
+            said = judge.pool.grade(jobs) if judge.pool else [*map(attempt, jobs)]
+            grading.bear(judge, said)
+            return [_plain(x) for x in said]
+
+        if missing:
+            began = time.perf_counter()
+            for i, plain in zip(missing, parallel.of_main_process(answers), strict=True):
+                kept[i] = json.dumps(plain).encode()
+                self.store.keep(names[i], kept[i])
+            self.waited.append(time.perf_counter() - began)
+        return [_from_plain(json.loads(payload)) for payload in kept]
+
+
+def _name(draw: Draw, row: "Row", problem: Problem) -> bytes:
+    """Of which turn an answer is: whose row, and all its tokens."""
+    request = row.request
+    about = repr((draw, request.stream, request.sample, request.top_p, problem.id)).encode()
+    ids = np.array([len(request.prompt), *request.prompt, *row.tokens], np.int64)
+    return b"reply" + hashlib.sha256(about + ids.tobytes()).digest()
+
+
+_KINDS = {kind.__name__: kind for kind in (Reply, Grade, Failed)}
+
+
+def _plain(said) -> list | None:
+    """[kind, fields] as JSON values."""
+    if said is None:
+        return None
+    said = said._replace(error=None) if isinstance(said, Failed) else said
+    return [type(said).__name__, said._asdict()]
+
+
+def _from_plain(plain: list | None):
+    return plain and _KINDS[plain[0]](**plain[1])
+
+
+class Row:
+    """One response in the making: turns that are over, replies, and the turn that is drawn."""
+
+    def __init__(self, request: Request):
+        self.request, self.grade, self.replies = request, None, 0
+        self.tokens: list[int] = []  # up to the end of the last whole turn, or reply
+        self.numbers: list[tuple[np.ndarray, np.ndarray]] = []  # log-probs, entropies
+        self.said: list[tuple[str, str]] = []  # the transcript
+        self._parts: list[Part] = []  # of the turn
+
+    def add(self, part: Part) -> bool:
+        """Whether that ends the turn. A row that is made again brings its turn from 0 on."""
+        self._parts = [*(self._parts if part.start else []), part]
+        if part.ended:
+            tokens, logps, entropies = zip(*(p[2:5] for p in self._parts), strict=True)
+            self._join(np.concatenate(tokens), np.concatenate(logps), np.concatenate(entropies))
+            self._parts = []
+        return part.ended
+
+    def reply(self, reply: Reply, ids: list[int]) -> Request:
+        """The request that goes on behind it."""
+        self.replies += 1
+        self.said.append((reply.role, reply.text))
+        self._join(ids, np.full(len(ids), np.inf, np.float32), np.zeros(len(ids), np.float32))
+        return self.request._replace(prefix=list(self.tokens))
+
+    def _join(self, tokens, logps: np.ndarray, entropies: np.ndarray) -> None:
+        self.turn = [int(t) for t in tokens]
+        self.tokens += self.turn
+        self.numbers.append((logps, entropies))
+
+    def response(self, stop_ids: Sequence[int]) -> Response:
+        logps, entropies = map(np.concatenate, zip(*self.numbers, strict=True))
+        truncated = self.tokens[-1] not in stop_ids
+        tokens = np.array(self.tokens, np.int32)
+        return Response(tokens, logps, entropies, truncated, grade=self.grade)
+
+
+class Talking(NamedTuple):
+    """An engine as `build.Machine` uses one, whose responses have several turns."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    budget: Budget
+    asker: Asker
+
+    def decode_params(self, params, keep: bool = True):
+        return self.engine.decode_params(params, keep)
+
+    def generate(
+        self, decode_params, requests: Sequence[Request], draw: Draw, watch: Watch, cut: Any = None
+    ) -> tuple[list[Response], Stats]:
+        """As `Engine.generate`; a response is all turns and replies of a row, together at most as
+        long as one. Rows of one chunk wait for one another's replies. ValueError: `cut` is set."""
+        if cut:
+            raise ValueError("config.eval.stop_strings: turns end by stop tokens; leave it empty")
+        longest = draw.max_tokens or self.engine.response_tokens
+        rows = [Row(request) for request in requests]
+        of = list(rows)  # by number of the engine's request
+
+        def feed(parts: list[Part]) -> list[Request]:
+            whole = [of[part.index] for part in parts if of[part.index].add(part)]
+            ended = [row for row in whole if row.tokens[-1] in self.engine.stop_ids]
+            new = []
+            for row in ended:
+                row.said.append((ASSISTANT, self.tokenizer.decode(row.turn)))
+            answers = self.asker.ask(draw, ended, [tuple(row.said) for row in ended])
+            for row, said in zip(ended, answers, strict=True):
+                if not isinstance(said, Reply):
+                    row.grade = said
+                    continue
+                ids = rendered(self.tokenizer, self.budget, said)
+                room = (row.request.limit or longest) - len(row.tokens) - len(ids)
+                if row.replies < self.budget.replies and room > 0:
+                    new.append(row.reply(said, ids))
+                    of.append(row)
+            return new
+
+        _, stats = self.engine.generate(decode_params, requests, draw, watch, feed=feed)
+        return [row.response(self.engine.stop_ids) for row in rows], stats
