@@ -24,6 +24,7 @@ from dapo_jax.dapo import packing, update
 from dapo_jax.data import arithmetic, problems, prompts, worked
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.model import learner, qwen2
+from dapo_jax.run import first_turns
 
 # Imitation wants the fewest steps, RL stability: hence an optimizer of its own.
 OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
@@ -91,6 +92,8 @@ class Shown(NamedTuple):
 
 def usual(config) -> list[Phase]:
     """What `config.supervised_warmup` asks for: the skill, then the habit."""
+    if config.reward.reply in first_turns.TURNS:
+        return first_turns.phases(config)
     settings, seed = config.supervised_warmup, 2 * config.seed
     cap, levels = config.rollout.max_response_tokens, arithmetic.WARMUP_LEVELS
     skill, habit = [(arithmetic.SKILL, levels)], [(arithmetic.HABIT, levels)]
@@ -159,8 +162,12 @@ def batches(
     examples = phase.pairs(phase.steps * size, tokenizer)
     for _ in range(phase.steps):
         batch = list(itertools.islice(examples, size))
-        total = sum(len(response) for _, response in batch)
-        items = [packing.Item(p, r, np.zeros(len(r)), 0.0, 1 / total) for p, r in batch]
+        total = sum(len(response) for _, response, *_ in batch)
+        marks = (marks[0] if marks else np.zeros(len(r)) for _, r, *marks in batch)
+        items = [
+            packing.Item(p, r, m, 0.0, 1 / total)
+            for (p, r, *_), m in zip(batch, marks, strict=True)
+        ]
         yield packing.pack(items, layout)[:2]
 
 
