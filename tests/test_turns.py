@@ -1,5 +1,6 @@
 """Replies in a response: no part of the loss, asked once, played back after a kill."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,13 +24,19 @@ from test_update import (  # noqa: F401
     truth,
 )
 
-from dapo_jax import build, train
+from dapo_jax import build, config, train
 from dapo_jax.checkpoint import journal
 from dapo_jax.checkpoint.remembered import Responses
 from dapo_jax.dapo import objective
+from dapo_jax.dapo.reward import Grade
 from dapo_jax.data import tokenizer
+from dapo_jax.data.problems import Problem
 from dapo_jax.log import metrics
-from dapo_jax.variants import objectives
+from dapo_jax.reward import grading
+from dapo_jax.reward.functions import Failed
+from dapo_jax.reward.tools import Reply
+from dapo_jax.rollout.engine import Draw, Request, Store
+from dapo_jax.variants import objectives, turns
 
 # --- The loss ------------------------------------------------------------------------------------
 
@@ -151,3 +158,118 @@ def test_killed_it_is_given_the_same_replies(tmp_path, monkeypatch):
     for record in metrics.read(tmp_path / "alone" / "metrics.jsonl")[1:]:
         assert record["policy/sampler_trainer_logprob_gap"] < 1e-4
         assert record["turns/mean"] > 1 and record["turns/errors"] == 0
+
+
+# --- Tools that fail -----------------------------------------------------------------------------
+
+HOSTILE = """
+import os, signal, sys, time
+from dapo_jax.reward.grading import Grade
+from dapo_jax.reward.tools import Reply
+
+class Odd:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+class Own(BaseException):
+    pass
+
+def deep(n):
+    return deep(n + 1)
+
+def reply(problem, transcript):
+    said = transcript[-1][1]
+    if said.startswith("exec "):
+        exec(said[5:])
+    return eval(said) if not said.startswith("exec ") else None
+"""
+GAVE = r"it has to be Reply\(text\), a Grade"
+WRONG = {  # what a turn makes the tool do -> what the run says of it
+    "1 / 0": "ZeroDivisionError: division by zero (<string> line 1)",
+    "exec raise ValueError('a\\nb')": "a b",
+    "exec raise Own('mine')": "Own: mine",
+    "exec raise KeyError(Odd())": "its text cannot be made",
+    "exec raise MemoryError()": "asks for more memory than there is",
+    "deep(0)": "nested too deeply",
+    "exec raise GeneratorExit()": "GeneratorExit",
+    "sys.exit(3)": "SystemExit: 3",
+    "os._exit(4)": "SystemExit: os._exit(4)",
+    "exec raise StopIteration": "StopIteration",
+    "1 +": "SyntaxError",
+    "5": GAVE,
+    "'a text'": GAVE,
+    "b'bytes'": GAVE,
+    "('tool', 'text')": GAVE,
+    "Reply": GAVE,
+    "Reply(5)": GAVE,
+    "Reply(None)": GAVE,
+    "Reply('a', 7)": GAVE,
+    "Reply('\\ud800')": GAVE,
+    "Grade('high')": GAVE,
+    "Grade(float('nan'))": GAVE,
+    "Grade(1.0, 'yes')": GAVE,
+    "Grade(1.0, parts={'a': None})": GAVE,
+    "[Reply('a')]": GAVE,
+    "{}": GAVE,
+    "True": GAVE,
+    "len": GAVE,
+    "Odd()": "RuntimeError: no repr",
+    "Reply()": "missing 1 required positional argument",
+}
+KILLED = {  # in a worker process
+    "time.sleep(60)": "took more than 2 s",
+    "exec while True: pass": "took more than 2 s",
+    "os.kill(os.getpid(), signal.SIGKILL)": "ended its process",
+    "os.abort()": "ended its process",
+    "os.kill(os.getpid(), signal.SIGSTOP)": "took more than 2 s",
+    "os.kill(0, signal.SIGKILL)": "ended its process",
+    "exec os.closerange(3, 99)": "ended its process",
+    "os.system('kill -9 $PPID')": "ended its process",
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """(turn, on_error, in a worker) -> what is answered to it."""
+    file = tmp_path_factory.mktemp("hostile") / "tool.py"
+    file.write_text(HOSTILE)
+    problem = Problem("7", (("user", "?"),), "3", "source", {})
+    judges = {}
+
+    def ask(turn: str, on_error: str = "stop", workers: int = 0):
+        if (on_error, workers) not in judges:
+            c = config.base().reward
+            c.reply, c.on_error, c.workers, c.timeout_s = f"{file}:reply", on_error, workers, 2.0
+            judges[on_error, workers] = grading.judge(c)
+        asker = turns.Asker(judges[on_error, workers], lambda position: problem, Store(), [])
+        row = turns.Row(Request([1], 0, 0))
+        return asker.ask(Draw(0), [row], [(("assistant", turn),)])[0]
+
+    return ask
+
+
+@pytest.mark.parametrize("turn", WRONG)
+def test_a_tool_that_fails_is_a_line(answers, turn):
+    """As a reward that does so: it ends the run in one line, or counts as a miss."""
+    with pytest.raises(ValueError) as said:
+        answers(turn)
+    line = str(said.value)
+    assert "\n" not in line and len(line) < 700 and "(config.reward.on_error='miss'" in line
+    assert WRONG[turn] in line or re.search(WRONG[turn], line)
+    failed = answers(turn, "miss")
+    assert isinstance(failed, Failed) and failed.why in line
+
+
+def test_a_tool_that_hangs_or_kills_is_ended(answers):
+    for turn, why in KILLED.items():
+        assert why in answers(turn, "miss", 1).cause
+        assert answers("Reply('fine')", "miss", 1) == Reply("fine")
+
+
+def test_what_is_right_comes_back_as_it_was(answers):
+    for turn, said in {
+        "Reply('漢 \\n\\x00')": Reply("漢 \n\x00"), "Reply('a', role='user')": Reply("a", "user"),
+        "None": None, "Grade(True)": Grade(1.0), "Grade(0.5, None, 'x', {'a': 1})":
+        Grade(0.5, None, "x", {"a": 1.0}), "exec print('loud ' * 10)": None,
+    }.items():  # fmt: skip
+        assert answers(turn) == answers(turn, "miss", 1) == said
