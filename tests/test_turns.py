@@ -273,3 +273,45 @@ def test_what_is_right_comes_back_as_it_was(answers):
         Grade(0.5, None, "x", {"a": 1.0}), "exec print('loud ' * 10)": None,
     }.items():  # fmt: skip
         assert answers(turn) == answers(turn, "miss", 1) == said
+
+
+# --- Replies as tokens ---------------------------------------------------------------------------
+
+
+def test_conversations_are_tokens_as_the_template_has_them(assets):
+    """100 of up to five turns: what stands in the row before each turn is, token by token, what
+    the released template makes of the whole conversation."""
+    folder, rng = assets / "tokenizer", np.random.default_rng(0)
+    qwen = tokenizer.load(folder, folder / "chat_template_qwen2.5_instruct.jinja")
+    words = [
+        "  ",
+        "\n\n",
+        "x^2",
+        "Ünï",
+        "漢字",
+        "<tool_call>",
+        "12345",
+        "a",
+        "😀",
+        "<think>",
+        "}",
+        ".",
+    ]
+    text = lambda: "".join(rng.choice(words, rng.integers(1, 9))) + "e"
+    budget, (end,) = turns.Budget(4, 99, True), qwen.encode("<|im_end|>")
+    for case in range(100):
+        talk = [("system", text())] * (case % 2) + [("user", text())]
+        row = qwen.chat(talk)
+        for _ in range(rng.integers(1, 5)):
+            said = "a" + text()  # a policy that began with a new line would draw two tokens
+            reply = Reply(text(), str(rng.choice(["tool", "user"])))
+            row += [*qwen.encode(said), end, *turns.rendered(qwen, budget, reply)]
+            talk += [("assistant", said), (reply.role, reply.text)]
+            assert row == qwen.chat(talk)
+    short = turns.rendered(qwen, budget._replace(tokens=3), Reply("word " * 10**6))
+    assert short == turns.rendered(qwen, budget, Reply("word word word"))
+    silent = replace(qwen, template="{{ messages[0].content }}")
+    with pytest.raises(ValueError, match="a stop token does not follow the assistant's text"):
+        turns.rendered(silent, budget, Reply("a"))
+    with pytest.raises(ValueError, match="'' has no token; a reply needs one"):
+        turns.rendered(qwen, budget._replace(chat=False), Reply(""))
