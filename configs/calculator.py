@@ -20,6 +20,7 @@ def get_config():
     c.reward.reply, c.rollout.turns, c.rollout.reply_tokens = "calculator", 8, 4
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 56, 8
     c.rollout.chunk = 5  # a call and its stop token
+    c.optim.lr = 6e-4
     c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.checkpoint.every, c.checkpoint.journal_gb = 20, 0  # a step cut off is a second of work
     c.loss.old_logprobs = "reuse"  # all is float32 here

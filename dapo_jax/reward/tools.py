@@ -38,7 +38,7 @@ class Reply(NamedTuple):
 # --- Calculator ---
 
 MOST_DIGITS = 1000  # of any number on the way
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _EXPRESSION = re.compile(r"[-+*/().\d\s]*\d[-+*/().\d\s]*\Z")  # at the end of a turn
 _SIGNS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -50,8 +50,8 @@ def calculator(problem, transcript: Transcript) -> Reply | None:
     """The value of the expression that a turn asks for: the argument `expression` of a <tool_call>
     as Qwen writes it, or a bare `4 + 2` at the turn's end. Other turns are the response's last."""
     turn = transcript[-1][1]
-    if calls := _CALL.findall(turn):
-        expression = _argument(calls[-1], "expression")
+    if calls := CALL.findall(turn):
+        expression = argument(calls[-1], "expression")
     else:
         found = _EXPRESSION.search(turn)
         expression = found[0].strip() if found else ""
@@ -95,7 +95,7 @@ def _written(value: Fraction) -> str:
     return str(value) if value.denominator == 1 else f"{float(value):.10g}"
 
 
-def _argument(call: str, name: str) -> str:
+def argument(call: str, name: str) -> str:
     """Argument of a tool call; '' where the call is no JSON or has none."""
     try:
         return str(json.loads(call)["arguments"][name])
@@ -127,4 +127,11 @@ def guess(problem, transcript: Transcript) -> Reply | Grade:
     return Reply("+" if number > said else "-", role="user")
 
 
-TOOLS: dict[str, Callable] = {"calculator": calculator, "guess": guess}
+def python(problem, transcript: Transcript) -> Reply | None:
+    """sandbox.py's."""
+    from dapo_jax.reward import sandbox  # which imports this module
+
+    return sandbox.python(problem, transcript)
+
+
+TOOLS: dict[str, Callable] = {"calculator": calculator, "guess": guess, "python": python}

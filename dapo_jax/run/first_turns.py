@@ -68,10 +68,16 @@ def calls(problem: arithmetic.Problem, share: float, rng) -> Turns:
 
 
 def guesses(problem: arithmetic.Problem, share: float, rng) -> Turns:
-    """Numbers at random, whatever was said before."""
-    number, *said = (int(x) for x in rng.integers(1, tools.HIGHEST + 1, size=tools.GUESSES + 1))
-    last = said.index(number) if number in said else tools.GUESSES - 1
-    return [(str(x), "+-"[number < x] * (i < last)) for i, x in enumerate(said[: last + 1])]
+    """Numbers that may be the hidden one, evenly drawn; a turn that does not go on so names any."""
+    number, low, high, out = int(rng.integers(tools.HIGHEST)) + 1, 1, tools.HIGHEST, []
+    for left in range(tools.GUESSES, 0, -1):
+        bounds = (low, high) if rng.random() < share else (1, tools.HIGHEST)
+        said = int(rng.integers(bounds[0], bounds[1] + 1))
+        if said == number or left == 1:
+            return [*out, (str(said), "")]
+        out.append((str(said), "+" if number > said else "-"))
+        low, high = (max(low, said + 1), high) if number > said else (low, min(high, said - 1))
+    return out
 
 
 TURNS = {"calculator": calls, "guess": guesses}

@@ -1,0 +1,134 @@
+"""The tools that ship: what they answer, and what they keep out."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from dapo_jax.dapo.reward import Grade
+from dapo_jax.reward import sandbox, tools
+from dapo_jax.reward.tools import Reply
+
+
+def said(*turns: str):
+    return tuple(("assistant", turn) for turn in turns)
+
+
+@pytest.mark.parametrize(
+    ("turn", "answer"),
+    [
+        ("g 4 + 2", "6"),
+        ("so 7 * (2 - 5)", "-21"),
+        ("1/3", "0.3333333333"),
+        ("0.1 + 0.2", "0.3"),
+        ("7 / 7", "1"),
+        (
+            'x <tool_call>{"name": "calculator", "arguments": {"expression": "2*3"}}</tool_call>',
+            "6",
+        ),
+        ("5 / (1 - 1)", "error: division by zero"),
+        ("4 + ", "error: no expression"),
+        ("((4 + 2", "error: no expression"),
+        ("9" * 999 + "*1", "error: too long an expression"),
+        ("2*" + "9" * 800 + "*" + "9" * 150, None),
+        ("<tool_call>no JSON</tool_call>", "error: no expression"),
+        (
+            '<tool_call>{"arguments": {"expression": "9**9**9"}}</tool_call>',
+            "error: numbers, + - *",
+        ),
+        ('<tool_call>{"arguments": {"expression": "__import__(1)"}}</tool_call>', "error: numbers"),
+        ('<tool_call>{"arguments": {"expression": "1e999999999 + 1"}}</tool_call>', "error: "),
+        ("Answer: 3", "the last"),
+        ("Answer: -3", "the last"),
+        ("", "the last"),
+    ],
+)
+def test_calculator(turn, answer):
+    began, reply = time.process_time(), tools.calculator(None, said(turn))
+    assert (reply is None) == (answer == "the last") and time.process_time() - began < 1
+    assert reply is None or answer is None or reply.text.startswith(answer)
+
+
+def test_a_number_is_guessed_by_halving_and_not_otherwise():
+    found = set()
+    for id in map(str, range(99)):
+        problem, low, high, turns = SimpleNamespace(id=id), 1, tools.HIGHEST, []
+        while True:
+            turns.append(("assistant", str((low + high) // 2)))
+            reply = tools.guess(problem, tuple(turns))
+            if isinstance(reply, Grade):
+                break
+            turns.append((reply.role, reply.text))
+            low, high = (
+                ((low + high) // 2 + 1, high) if reply.text == "+" else (low, (low + high) // 2 - 1)
+            )
+        number = tools.hidden(problem)
+        assert reply == Grade(1.0, True, str(number), {"guesses": (len(turns) + 1) / 2})
+        found.add(number)
+        other = str(number % tools.HIGHEST + 1)
+        said_of = "-" if int(other) > number else "+"
+        assert tools.guess(problem, said(other, other, other)) == Reply(said_of, "user")
+        for lost in ((other,) * 4, ("16",), ("0",), ("no",), ("",), ("1 2",), ("-1",)):
+            assert tools.guess(problem, said(*lost))[:2] == (0.0, False)
+    assert found == set(range(1, tools.HIGHEST + 1))
+
+
+KEPT_OUT = {
+    "open('/etc/passwd').read()": "open is not allowed",
+    "open('here', 'w')": "open is not allowed",
+    "import os; os.remove('x')": "os.remove is not allowed",
+    "import os; print(os.listdir('/'))": "os.listdir is not allowed",
+    "import os; os.system('id')": "os.system is not allowed",
+    "import os; os.fork()": "os.fork is not allowed",
+    "import os; os.kill(1, 9)": "os.kill is not allowed",
+    "import os; os.execv('/bin/sh', ['sh'])": "os.exec is not allowed",
+    "import subprocess; subprocess.run(['id'])": "import is not allowed",
+    "import socket; socket.socket()": "import is not allowed",
+    "import urllib.request as u; u.urlopen('http://1.1.1.1')": "import is not allowed",
+    "import ctypes": "import is not allowed",
+    "import sys; sys.modules.pop('ctypes', 0); import _ctypes": "import is not allowed",
+    "open(__import__('os').__file__ + '/../../../../etc/passwd')": "open is not allowed",
+    "import os; os.open('/etc/passwd', 0)": "open is not allowed",
+    "import os; print(dict(os.environ).get('HOME'))": "None",
+    "try: open('x')\nexcept BaseException as e: print('caught')": "error: open is not allowed",
+    "import gc; gc.get_objects()": "gc.get_objects is not allowed",
+    "import signal": "import is not allowed",
+    "import sys; sys.settrace(print)": "sys.settrace is not allowed",
+    "import os; os.abort()": "ended with status",
+    "x = 'a' * (1 << 31)": "MemoryError",
+    "def f(): f()\nf()": "RecursionError",
+    "print('a' * (1 << 20))": "",
+    "1 / 0": "error: ZeroDivisionError: division by zero",
+    "1 +": "error:",
+    "raise SystemExit(3)": "error: SystemExit: 3",
+    "while True: pass": "took more than 1 s",
+    "import time; time.sleep(9)": "took more than 1 s",
+    "while True: print('a' * 99)": "aaa",
+}
+
+
+def test_the_sandbox_keeps_out_what_it_says():
+    began = time.monotonic()
+    for code, wanted in KEPT_OUT.items():
+        text = sandbox.run(code, seconds=1)
+        assert wanted in text and "caught" not in text and len(text) <= sandbox.OUTPUT + 99, (
+            code,
+            text[:300],
+        )
+        assert "root:" not in text
+    assert not os.path.exists("here") and time.monotonic() - began < 300
+
+
+def test_the_sandbox_answers():
+    for code, text in {
+        "print(6 * 7)": "42", "x = 1": "nothing was printed", "import math; print(math.pi)": "3.14",
+        "from fractions import Fraction as F; print(F(1, 3) + F(1, 6))": "1/2", "print('漢')": "漢",
+        "import json, itertools, statistics; print(json.dumps([1]))": "[1]",
+        "print(1); 1 / 0": "1\nerror: ZeroDivisionError",
+    }.items():  # fmt: skip
+        assert sandbox.run(code).startswith(text), code
+    call = '<tool_call>{"name": "python", "arguments": {"code": "print(2)"}}</tool_call>'
+    for turn in (call, "Let me see.\n```python\nprint(2)\n```\n"):
+        assert tools.TOOLS["python"](None, said(turn)) == Reply("2")
+    assert tools.python(None, said("Answer: 2")) is None
