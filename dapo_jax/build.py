@@ -27,6 +27,8 @@ from dapo_jax.rollout import engine
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.variants import choose
 
+talking = choose.turns.talking  # (config, machine, text): responses of several turns, if so set
+
 
 class Text(NamedTuple):
     """Everything made of words."""

@@ -31,7 +31,6 @@ from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Watch
 from dapo_jax.run import policy as policy_lib
-from dapo_jax.variants import choose
 
 
 def evaluate_to_files(
@@ -109,8 +108,8 @@ def evaluate_checkpoint(
         shown, decides = settings(asked, weights)
         about = {"policy": str(policy), "files": asked.config.eval.files or "embedded"} | decides
         abouts.append(about | ({"paper": asked.source} if asked.source else {}))
-        machine = choose.talking(asked.config, asked.machine, asked.text)
-        evaluator = Evaluator(machine, decode_params, asked.text, asked.config.eval.k)
+        talking = build.talking(asked.config, asked.machine, asked.text)
+        evaluator = Evaluator(talking, decode_params, asked.text, asked.config.eval.k)
         for name, data in asked.text.evals.items():
             # Kept under WORKDIR/eval/NAME/HASH of what decides and the prompts.
             ids = [[p.id, p.answer, ids] for p, ids in zip(data.problems, data.ids, strict=True)]

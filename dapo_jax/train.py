@@ -237,11 +237,8 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
 
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:
     started = time.perf_counter()
-    decode_params, machine = (
-        machine.decode_params(state.params),
-        choose.talking(config, machine, text),
-    )
-    evaluator = Evaluator(machine, decode_params, text, config.eval.k)
+    machine = build.talking(config, machine, text)
+    evaluator = Evaluator(machine, machine.decode_params(state.params), text, config.eval.k)
     scores, rows = evaluate_sets(config, evaluator)
     step = state.counters.step
     writer.lines("eval", step, rows)

@@ -171,7 +171,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
     longest = config.rollout.max_response_tokens
     for group, i in chosen(got, config.log.samples):
         problem, response = text.train.problems[stream[group.position]], group.responses[i]
-        grades, ids = group.grades, response.tokens.tolist()
+        grades, ids, n = group.grades, response.tokens.tolist(), response.length
         if grades.answers is None:
             grades = grading.grade(tokenizer, text.judge, group.responses, problem)
         verdict = {} if grades.right_G is None else {"correct": bool(grades.right_G[i])}
@@ -184,9 +184,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "answer": problem.answer,
             "extracted": grades.answers[i],
             **verdict,
-            "reward": float(
-                reward.shaped(grades.score_G[i], response.length, longest, config.reward)
-            ),
+            "reward": float(reward.shaped(grades.score_G[i], n, longest, config.reward)),
             "tokens": len(ids),
             "truncated": bool(response.truncated),
             "mean_entropy": float(response.entropies[response.drawn].mean()),

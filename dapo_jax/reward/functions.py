@@ -212,20 +212,6 @@ def graded(score: Score, problem: Problem, response: str) -> Grade:
     return grade
 
 
-def replied(reply: Callable, problem: Problem, transcript: tuple) -> tools.Reply | Grade | None:
-    """What `reply` answers to the last turn of a transcript. NoGrade: it is no answer."""
-    given = reply(problem, transcript)
-    if given is None or (isinstance(given, tools.Reply) and given.whole()):
-        return given
-    if not isinstance(given, Grade) or (grade := checked(given)) is None:
-        name, shown = getattr(reply, "__name__", "a function"), " ".join(repr(given)[:200].split())
-        raise NoGrade(
-            f"reward.reply: {name} gave {shown:.80} for a turn on problem {problem.id}; it has to"
-            " be Reply(text), a Grade with a finite score, or None (it is over, and judged)"
-        )
-    return grade
-
-
 class NoGrade(ValueError):
     """A reward function returned no grade. The message needs no context."""
 

@@ -3,7 +3,6 @@ of the groups, and only the grades are gathered."""
 
 import bisect
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +14,10 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
 from dapo_jax.data import references, tokenizer
 from dapo_jax.data.problems import Problem
-from dapo_jax.reward import functions as rewards, workers
+from dapo_jax.reward import asking, functions as rewards, workers
 from dapo_jax.reward.functions import Failed, Score
 from dapo_jax.reward.settings import Reward
 from dapo_jax.rollout import engine
-
-CAUSES_PRINTED = 5  # of misses; each host's log has its own
 
 
 class Judge(NamedTuple):
@@ -45,8 +42,8 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None
     if score is not None:
-        own = Judge(score, miss=miss, takes=references.any_answer, own=True, causes=set())
-        return own._replace(reply=rewards.read(settings).reply) if settings.reply else own
+        how = dict(causes=set(), reply=rewards.read(settings).reply if settings.reply else None)
+        return Judge(score, miss=miss, takes=references.any_answer, own=True, **how)
     named = rewards.read(settings)
     if "math" in named.shipped and not settings.workers:
         raise ValueError(
@@ -62,8 +59,8 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
     own = bool(named.source)
     integers = not own and named.shipped <= {"dapo", "integer"}
     takes = references.integer if integers else references.any_answer
-    plain = Judge(named.score, shadow, named.source, pool, miss, takes, own, causes=set())
-    return plain._replace(reply=named.reply)
+    how = dict(causes=set(), reply=named.reply)
+    return Judge(named.score, shadow, named.source, pool, miss, takes, own, **how)
 
 
 def grade(
@@ -85,19 +82,8 @@ def _grade(
     found = ((g or next(rest), text) for g, (_, text) in zip(given, jobs, strict=True))
     for responses, problem in asked:
         mine, texts = zip(*itertools.islice(found, len(responses)), strict=True)
-        bear(judge, mine)
+        asking.bear(judge, mine)
         yield _grades(judge, problem, mine, texts)
-
-
-def bear(judge: Judge, said: Iterable) -> None:
-    """Say what failed. ValueError: something did, and `judge.miss` is None."""
-    for failed in (x for x in said if isinstance(x, Failed)):
-        if judge.miss is None:
-            why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
-            raise ValueError(why) from failed.error
-        if failed.cause not in judge.causes and len(judge.causes) < CAUSES_PRINTED:
-            judge.causes.add(failed.cause)
-            print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)
 
 
 def said(judge: Judge, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:

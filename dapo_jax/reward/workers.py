@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from multiprocessing import Pipe, connection
 
 from dapo_jax.data.problems import Problem
-from dapo_jax.reward import functions as rewards
+from dapo_jax.reward import asking, functions as rewards
 from dapo_jax.reward.functions import Failed, Grade
 
 START_S = 300.0  # time limit for a worker's imports, including the file of the user's function
@@ -69,8 +69,7 @@ class Pool:
         weakref.finalize(self, _end, self._workers)
 
     def grade(self, jobs: Sequence[tuple[Problem, str | tuple]]) -> list[Grade | Failed]:
-        """The grade of each (problem, response), or the answer to each (problem, transcript), in
-        order. ValueError: a worker cannot start."""
+        """`asking.answer` to each job, in order. ValueError: a worker cannot start."""
         out: list[Grade | Failed | None] = [None] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
         idle = [w for w in self._workers if w.ready]
@@ -142,9 +141,7 @@ def main() -> None:
         while True:
             problem, response = line.recv()
             signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_S)
-            turn = isinstance(response, tuple)  # a transcript
-            how = (named.reply, problem, response, rewards.replied)
-            said = rewards.attempt(*how) if turn else rewards.attempt(named.score, *how[1:3])
+            said = asking.answer(named, problem, response)
             signal.setitimer(signal.ITIMER_REAL, 0)
             line.send(said._replace(error=None) if isinstance(said, Failed) else said)
 

@@ -22,20 +22,11 @@ class Response(NamedTuple):
     ended: bool = True  # False: the next step goes on with it
     grade: Any = None  # where a reply ended it: the grade, or why there is none
 
-    @property
-    def drawn(self) -> np.ndarray:
-        """Which tokens the policy drew, bool [n]; the others are replies to its turns."""
-        return self.logps != np.inf
-
-    @property
-    def last_turn(self) -> np.ndarray:
-        """Tokens behind the last reply, which are judged."""
-        return self.tokens[max(np.flatnonzero(~self.drawn), default=-1) + 1 :]
-
-    @property
-    def length(self) -> int:
-        """Tokens that the policy drew."""
-        return int(np.count_nonzero(self.drawn))
+    # Which tokens the policy drew, bool [n] (the others are replies to its turns), how many these
+    # are, and the tokens behind the last reply, which are judged
+    drawn = property(lambda self: self.logps != np.inf)
+    length = property(lambda self: int(np.count_nonzero(self.drawn)))
+    last_turn = property(lambda s: s.tokens[max(np.flatnonzero(~s.drawn), default=-1) + 1 :])
 
 
 class Part(NamedTuple):
@@ -76,10 +67,10 @@ class Store:
         """Keep a finished response."""
 
     def recall(self, name: bytes) -> bytes | None:
-        """What `keep` was given under this name, for the open policy."""
+        """What `keep` had for this name, which is what else a step would have to ask for again."""
 
     def keep(self, name: bytes, payload: bytes) -> None:
-        """Keep what else a step would have to ask for again."""
+        """Keep that, for the open policy."""
 
 
 class Watch(NamedTuple):

@@ -163,10 +163,9 @@ def batches(
     for _ in range(phase.steps):
         batch = list(itertools.islice(examples, size))
         total = sum(len(response) for _, response, *_ in batch)
-        marks = (marks[0] if marks else np.zeros(len(r)) for _, r, *marks in batch)
         items = [
-            packing.Item(p, r, m, 0.0, 1 / total)
-            for (p, r, *_), m in zip(batch, marks, strict=True)
+            packing.Item(p, r, *(logps or [np.zeros(len(r))]), 0.0, 1 / total)
+            for p, r, *logps in batch
         ]
         yield packing.pack(items, layout)[:2]
 

@@ -17,7 +17,6 @@ TAGS, WHEN = tags.TAGS | turns.TAGS, tags.WHEN | turns.WHEN
 EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
 # Config fields that a resumed run may change without --allow_config_change
 FREE_FIELDS = ("critic.init_from",)
-talking = turns.talking  # (config, machine, text, problem of a position) -> the machine
 # Texts of log/guards.py for a batch that stayed short
 NONE_LEFT, wants, ran_out = curriculum.NONE_LEFT, curriculum.wants, curriculum.ran_out
 

@@ -22,9 +22,7 @@ from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.dynamic_sampling import Collected
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.dapo.state import State
-from dapo_jax.data.problems import Problem
-from dapo_jax.data.tokenizer import Tokenizer
-from dapo_jax.reward import functions, grading
+from dapo_jax.reward import asking, functions, grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import ASSISTANT, Reply
 from dapo_jax.rollout.draw import Draw
@@ -88,7 +86,7 @@ class Budget(NamedTuple):
     chat: bool  # whether the chat template renders replies
 
 
-def rendered(tokenizer: Tokenizer, budget: Budget, reply: Reply) -> list[int]:
+def rendered(tokenizer, budget: Budget, reply: Reply) -> list[int]:
     """Token ids of a reply behind a turn that a stop token has ended, up to where the policy goes
     on: the text alone or, with `budget.chat`, all that the chat template writes there. Special
     tokens that the text spells are such tokens, as in every prompt. ValueError: the template does
@@ -118,7 +116,7 @@ class Asker(NamedTuple):
     """Who answers turns, and what keeps the answers."""
 
     judge: grading.Judge
-    problem: Callable[[int], Problem]  # stream position -> problem
+    problem: Callable[[int], Any]  # stream position -> problem
     store: Store
     waited: list[float]  # seconds
 
@@ -132,9 +130,9 @@ class Asker(NamedTuple):
 
         def answers() -> list:
             judge = self.judge
-            attempt = lambda job: functions.attempt(judge.reply, *job, functions.replied)
+            attempt = lambda job: functions.attempt(judge.reply, *job, asking.replied)
             said = judge.pool.grade(jobs) if judge.pool else [*map(attempt, jobs)]
-            grading.bear(judge, said)
+            asking.bear(judge, said)
             return [_plain(x) for x in said]
 
         if missing:
@@ -146,8 +144,8 @@ class Asker(NamedTuple):
         return [_from_plain(json.loads(payload)) for payload in kept]
 
 
-def _name(draw: Draw, row: "Row", problem: Problem) -> bytes:
-    """Of which turn an answer is: whose row, and all its tokens."""
+def _name(draw: Draw, row: "Row", problem) -> bytes:
+    """Which turn an answer belongs to: whose row, and all its tokens."""
     request = row.request
     about = repr((draw, request.stream, request.sample, request.top_p, problem.id)).encode()
     ids = np.array([len(request.prompt), *request.prompt, *row.tokens], np.int64)
@@ -211,7 +209,7 @@ class Talking(NamedTuple):
     """An engine as `build.Machine` uses one, whose responses have several turns."""
 
     engine: Engine
-    tokenizer: Tokenizer
+    tokenizer: Any  # data.tokenizer.Tokenizer
     budget: Budget
     asker: Asker
 
