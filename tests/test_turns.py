@@ -24,9 +24,10 @@ from test_update import (  # noqa: F401
     truth,
 )
 
-from dapo_jax import build, config, train
+from dapo_jax import algorithm, build, config, train
 from dapo_jax.checkpoint import journal
 from dapo_jax.checkpoint.remembered import Responses
+from dapo_jax.config import rules
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data import tokenizer
@@ -36,7 +37,7 @@ from dapo_jax.reward import grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import Reply
 from dapo_jax.rollout.engine import Draw, Request, Store
-from dapo_jax.variants import objectives, turns
+from dapo_jax.variants import choose, objectives, turns
 
 # --- The loss ------------------------------------------------------------------------------------
 
@@ -315,3 +316,44 @@ def test_conversations_are_tokens_as_the_template_has_them(assets):
         turns.rendered(silent, budget, Reply("a"))
     with pytest.raises(ValueError, match="'' has no token; a reply needs one"):
         turns.rendered(qwen, budget._replace(chat=False), Reply(""))
+
+
+# --- Off -----------------------------------------------------------------------------------------
+
+
+def test_off_it_is_dapo_and_on_an_update_is_the_same_program():
+    c, lowered = small(1), []
+    assert choose.of(c).sample is algorithm.sample_batch and not choose.of(c).remember
+    for n in (0, 3):
+        c.rollout.turns = n
+        machine = build.build_machine(c, 48, [1], None)
+        assert machine.engine.resumes == (n > 0)
+        assert n or build.talking(c, machine, None) is machine
+        call = build.calls(c, machine)["update"]
+        lowered.append(call.program.lower(*call.arguments).as_text())
+    assert lowered[0] == lowered[1] and choose.of(c).sample is not algorithm.sample_batch
+
+
+MISTAKES = {
+    "reward.reply=": "config.rollout.turns: nobody answers a turn",
+    "rollout.turns=0": "config.reward.reply: 'calculator' is never asked",
+    "rollout.staleness=1": "config.rollout.turns: a row that outlives its step",
+    "dynamic_sampling.surplus=end": "config.rollout.turns: surplus 'end'",
+    "critic.enabled=True": "config.rollout.turns: the value model's GAE",
+    "eval.stop_strings=x": "config.eval.stop_strings: with rollout.turns",
+}
+
+
+@pytest.mark.parametrize("change", MISTAKES)
+def test_what_turns_do_not_go_with(change):
+    c = small(1)
+    c.rollout.turns, c.reward.reply = 3, "calculator"
+    assert not rules.relations(c)
+    name, _, value = change.partition("=")
+    c.update({name: int(value) if value.isdigit() else value == "True" or value})
+    assert any(line.startswith(MISTAKES[change]) for line in rules.relations(c))
+    with pytest.raises(
+        ValueError, match="'nothing' is not of the form FILE.py:NAME, and none of c"
+    ):
+        c.reward.reply = "nothing"
+        grading.judge(c.reward)
