@@ -15,12 +15,11 @@ def get_config():
     c = config.base()
     c.steps = 60
     c.supervised_warmup.optimizer = "muon"
-    c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 150, 1e-2
+    c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 220, 1e-2
     c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 40, 3e-3
     c.reward.reply, c.rollout.turns, c.rollout.reply_tokens = "calculator", 8, 4
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = 56, 8
     c.rollout.chunk = 5  # a call and its stop token
-    c.optim.lr = 6e-4
     c.optim.share_prompts, c.optim.micro_batch_rows = True, 4
     c.checkpoint.every, c.checkpoint.journal_gb = 20, 0  # a step cut off is a second of work
     c.loss.old_logprobs = "reuse"  # all is float32 here

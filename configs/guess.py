@@ -13,7 +13,7 @@ from dapo_jax import config
 
 def get_config():
     c = config.base()
-    c.steps = 40
+    c.steps = 60
     c.supervised_warmup.optimizer = "muon"
     c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 150, 1e-2
     c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 30, 3e-3

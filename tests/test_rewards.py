@@ -188,7 +188,8 @@ def test_a_bool_is_right_or_wrong_and_a_number_a_score(given, grade):
 FAILING = pathlib.Path(__file__).with_name("data").joinpath("failing_reward.txt").read_text()
 # A token is a character.
 TOKENS = types.SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
-response = lambda text: types.SimpleNamespace(tokens=np.array([ord(c) for c in text]))
+codes = lambda text: np.array([ord(c) for c in text])
+response = lambda text: types.SimpleNamespace(last_turn=codes(text), grade=None)
 
 
 def grades(judge, *texts_of_groups):

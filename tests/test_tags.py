@@ -17,7 +17,7 @@ from dapo_jax.log import goodput, metrics, tags, tensorboard as board
 
 # Of a graded reward of one's own: test_own_reward.py; of accelerators: test_hardware.py; of
 # responses that outlive steps: test_carried.py.
-OWN = {"scored", "parts", "missed", "device", "aged"}
+OWN = {"scored", "parts", "missed", "device", "aged", "turns"}
 
 
 def events(workdir: pathlib.Path) -> list[Event]:
