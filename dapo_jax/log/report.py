@@ -190,6 +190,8 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "mean_entropy": float(response.entropies[response.drawn].mean()),
             "pieces": [piece(token) for token in ids],
             "entropies": np.round(response.entropies.astype(float), 4).tolist(),
-            "logps": np.round(np.where(response.drawn, response.logps, 0.0), 4).tolist(),
+            "logps": np.round(
+                np.where(response.drawn, response.logps.astype(float), 0), 4
+            ).tolist(),
             **({} if response.drawn.all() else {"drawn": response.drawn.astype(int).tolist()}),
         }
