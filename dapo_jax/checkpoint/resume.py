@@ -79,7 +79,7 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
     own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
     if own and saved.get("reward", "") != inputs["reward"]:
         meaningful.append("the file of config.reward.function: it has other contents")
-    same = saved["data"] == inputs["data"]
+    same = saved.get("data") == inputs["data"]
     if not same and not any("config.data." in line for line in meaningful):
         what = "the training problems: other prompts, tokens or answers under the same names"
         meaningful.append(what)
