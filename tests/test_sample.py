@@ -13,7 +13,7 @@ from tiny_config import __file__ as CONFIG, get_config as tiny
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dapo_jax import sample
-from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.data import prompts, tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 
 
@@ -88,7 +88,8 @@ def draws(c, prompt="6 * 7", **settings):
 def test_shown_is_drawn(model):
     c = copy.deepcopy(model)
     texts, shown = draws(c, n=3, max_tokens=20)
-    assert shown == "".join(f"--- {i + 1} of 3\n{t}\n" for i, t in enumerate(texts))
+    told = enumerate(map(prompts.visible, texts), 1)
+    assert shown == "".join(f"--- {i} of 3\n{t}\n" for i, t in told)
     assert len(set(texts)) == 3
     assert draws(c, n=2, max_tokens=20)[0] == texts[:2]
     c.eval.temperature = 0.0
