@@ -107,7 +107,8 @@ def load(
     for prompt in prompts:
         encode(config, tokenizer, prompt)
         if words := tokenizer.unknown_words(prompt):
-            print(f"warning: the tokenizer does not know: {', '.join(words)}", file=sys.stderr)
+            words = ", ".join(map(repr, words))[:500]
+            print(f"warning: the tokenizer does not know: {words}", file=sys.stderr)
     machine = build.build_machine(
         config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir, others=False
     )

@@ -10,7 +10,7 @@ from dapo_jax import parallel
 from dapo_jax.checkpoint.journal import Journal, digest
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data.problems import Problem
-from dapo_jax.reward import grading
+from dapo_jax.reward import functions, grading
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Draw, Request, Response
 
@@ -54,8 +54,7 @@ class Grades:
         self._journal = journal
 
     def get(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | None]:
-        kept = (self._journal.get(self._key(job)) for job in jobs)
-        return [plain and Grade(**json.loads(plain)) for plain in kept]
+        return [_grade(self._journal.get(self._key(job))) for job in jobs]
 
     def put(self, job: tuple[Problem, str], grade: Grade) -> None:
         self._journal.put(self._key(job), json.dumps(grade._asdict()).encode())
@@ -80,8 +79,17 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
 
 
 def _response(payload: bytes | None) -> Response | None:
-    if payload is None or len(payload) % 12 != 1:
+    """None: nothing is there, or what `put` does not write, which is damage as well."""
+    if not payload or len(payload) % 12 != 1 or payload[0] > 1:
         return None
     tokens, logps, entropies = np.frombuffer(payload[1:], np.int32).reshape(3, -1).copy()
     logps, entropies = logps.view(np.float32), entropies.view(np.float32)
-    return Response(tokens, logps, entropies, bool(payload[0]))
+    whole = len(tokens) and tokens.min() >= 0 and np.isfinite([logps, entropies]).all()
+    return Response(tokens, logps, entropies, bool(payload[0])) if whole else None
+
+
+def _grade(payload: bytes | None) -> Grade | None:
+    try:
+        return functions.checked(Grade(**json.loads(payload or b"null")))
+    except (TypeError, ValueError, RecursionError):
+        return None
