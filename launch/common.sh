@@ -20,7 +20,7 @@ DAPO_NO_PYTHON=69  # exit status when no interpreter can be had, so that callers
 
 dapo_venv() { printf '%s' "$DAPO_ROOT/.venv${1:+-$1}"; }  # dapo_venv [VERSION]
 
-dapo_say() { printf '[set-up] %s\n' "$*" >&2; }
+dapo_say() { printf '[set-up] %s\n' "$(dapo_plain "$*")" >&2; }
 
 # Whether COMMAND is a Python that runs (a pyenv shim may be on PATH and only print an error), is of
 # VERSION (any supported one if empty), and can make a virtual environment.
