@@ -87,17 +87,14 @@ def running():
         _here.process = before
 
 
-def _guarded(name: str, leave: Callable) -> Callable:
-    def guarded(*words, **named):
-        if getattr(_here, "process", 0) == os.getpid():
-            raise SystemExit(f"os.{name}({', '.join(map(str, words[:1]))})")
-        leave(*words, **named)
-
-    return guarded
+def _guarded(name: str, leave: Callable, *words, **named) -> None:
+    if getattr(_here, "process", 0) == os.getpid():
+        raise SystemExit(f"os.{name}({', '.join(map(str, words[:1]))})")
+    leave(*words, **named)
 
 
 for _name in ("_exit", "execv", "execve"):  # all of os.exec* call the last two
-    setattr(os, _name, _guarded(_name, getattr(os, _name)))
+    setattr(os, _name, functools.partial(_guarded, _name, getattr(os, _name)))
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Finished responses and grades as records of the journal, so that they are not made again."""
 
+import contextlib
 import functools
 import json
 from collections.abc import Sequence
@@ -67,8 +68,7 @@ class Grades:
 
 def watch(before: engine.Watch, journal: Journal, check) -> engine.Watch:
     """`before` with the journal as its store. check: see `Watch`."""
-    store = Responses(journal) if journal.on else engine.Store()
-    return before._replace(check=check, store=store)
+    return before._replace(check=check, store=Responses(journal) if journal.on else engine.Store())
 
 
 def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
@@ -79,7 +79,6 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
 
 
 def _response(payload: bytes | None) -> Response | None:
-    """None: nothing is there, or what `put` does not write, which is damage as well."""
     if not payload or len(payload) % 12 != 1 or payload[0] > 1:
         return None
     tokens, logps, entropies = np.frombuffer(payload[1:], np.int32).reshape(3, -1).copy()
@@ -89,7 +88,5 @@ def _response(payload: bytes | None) -> Response | None:
 
 
 def _grade(payload: bytes | None) -> Grade | None:
-    try:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
         return functions.checked(Grade(**json.loads(payload or b"null")))
-    except (TypeError, ValueError, RecursionError):
-        return None
