@@ -9,6 +9,7 @@
 # asked for), and installs dapo_jax into it, editable, at the versions of requirements.txt.
 # A second call finds nothing to do and returns at once. Runs under bash 3.2 (macOS) and later.
 
+[[ -n "${HOME+set}" ]] || HOME=~  # of the password file, where the caller has none
 DAPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/flags.sh
 source "$DAPO_ROOT/launch/flags.sh"
