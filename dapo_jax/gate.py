@@ -73,13 +73,13 @@ def reading(*place: object, what: str = "cannot be read"):
         raise ValueError(f"{where}: {what}: {describe(error)}") from error
 
 
-_exit, _here = os._exit, threading.local()
+_here = threading.local()
 
 
 @contextlib.contextmanager
 def running():
-    """In this scope the user's code runs: its `os._exit`, which would end a run without a word, is
-    an error as `sys.exit` is. Other threads and forked processes may still end by it."""
+    """In this scope the user's code runs: its `os._exit` and `os.exec*`, which would end a run
+    without a word, are errors as `sys.exit` is. Other threads and forked processes may end so."""
     before, _here.process = getattr(_here, "process", 0), os.getpid()
     try:
         yield
@@ -87,13 +87,14 @@ def running():
         _here.process = before
 
 
-def _leave(status: int) -> None:
+def _guarded(name: str, leave: Callable, *words, **named) -> None:
     if getattr(_here, "process", 0) == os.getpid():
-        raise SystemExit(f"os._exit({status})")
-    _exit(status)
+        raise SystemExit(f"os.{name}({', '.join(map(str, words[:1]))})")
+    leave(*words, **named)
 
 
-os._exit = _leave
+for _name in ("_exit", "execv", "execve"):  # all of os.exec* call the last two
+    setattr(os, _name, functools.partial(_guarded, _name, getattr(os, _name)))
 
 
 @contextlib.contextmanager

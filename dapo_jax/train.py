@@ -121,6 +121,7 @@ def run(
     book.note("resume", step=state.counters.step)
     state, method = choose.resumed(config, state), choose.of(config)
     stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
+    stop, cut, last = "", "", since >= config.steps
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
         after.callback(workdir.try_to_send, home, say)
@@ -142,7 +143,6 @@ def run(
             hooks.phase("evaluation")
             return evaluate_policy(config, machine, text, state, writer, say)
 
-        stop, cut, last = "", "", since >= config.steps
         kept = state if resumed else None  # the newest whose record is written
         try:
             if not resumed:

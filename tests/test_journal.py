@@ -229,6 +229,20 @@ def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
         assert remembered.judge(rules, journal) is rules
 
 
+def test_a_whole_record_of_other_content_is_damaged():
+    grades = ["", "null", "3", "[]", "{", "[" * 90000, *(f'{{"score": 1, {x}}}' for x in (
+        '"score": "1"', '"score": NaN', '"more": 1', '"right": 1', '"answer": 2', '"parts": [1]',
+    ))]  # fmt: skip
+    for text in grades:
+        journal = SimpleNamespace(get=lambda _, text=text: text.encode(), key=lambda *_: b"")
+        assert remembered.Grades(journal).get([(Problem("q", (), "1", ""), "said")]) == [None]
+    nan = np.float32(np.nan).tobytes()
+    minus = b"\0" + b"\xff" * 4 + bytes(8)
+    for odd in (b"", bytes(1), bytes(12), b"\2" + bytes(12), bytes(5) + nan * 2, minus):
+        assert remembered._response(odd) is None
+    assert remembered._response(bytes(13)).tokens == [0]
+
+
 def test_updates_are_broken_off_between_two_of_them():
     """The one before is done by then."""
     done = []

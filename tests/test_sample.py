@@ -101,10 +101,18 @@ def test_shown_is_drawn(model):
     assert chat != greedy[:1] and chat == draws(c, "6 * 7!", n=1, max_tokens=20)[0]
 
 
-def test_refusals(model):
+def test_refusals_and_a_warning(model, tmp_path, capsys):
     for prompt, wrong in (("x" * 33, "33 tokens; 1 to .* = 32 are allowed"), ("", "0 tokens")):
         with pytest.raises(ValueError, match=f"prompt: {wrong}"):
             draws(model, prompt, n=1, max_tokens=4)
+    words = tokenizers.models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    model.tokenizer.path = str(tmp_path)
+    with pytest.raises(ValueError, match="prompt: 0 tokens"):
+        sample.load(model, tmp_path, n=1, max_tokens=4, prompts=["\x1b[2J" + "x" * 9000, ""])
+    model.tokenizer.path, said = "", capsys.readouterr().err
+    assert said.startswith(r"warning: the tokenizer does not know ['\x1b[2Jx") and len(said) < 600
 
 
 @pytest.mark.parametrize(

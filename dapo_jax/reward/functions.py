@@ -241,8 +241,8 @@ def attempt(score: Score, problem: Problem, response: str) -> Grade | Failed:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # GeneratorExit, SystemExit, and exceptions of the user's own
-        frames = traceback.extract_tb(error.__traceback__)
-        *_, last = (f for f in frames if f.filename != gate.__file__)
+        ours = gate.__file__, os.execl.__code__.co_filename
+        *_, last = (f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours)
         where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
         return failed(problem, f"{gate.describe(error)} ({where})", error)
     finally:
