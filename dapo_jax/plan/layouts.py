@@ -71,7 +71,8 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
     """Yields (Choice without its seconds, config) for what fits with `room`, a share of the memory,
     to spare. Of the ways to rematerialize only the first that fits, which computes least again; the
     cache is as large as it can be."""
-    kept = ("attention", "full") if shape.remat in ("attention", "full") else (shape.remat,)
+    ways = ("dots_attention", "attention", "full")
+    kept = ways if shape.remat in ways else (shape.remat,)
     old, limit = schema.leaves(config), (1 - room) * pod.chip.hbm
     for laid, rows in itertools.product(layouts(config, shape, pod), (1, 2, 4)):
         sizes, shards = laid.mesh.to_dict(), laid.mesh.data * laid.mesh.fsdp

@@ -78,6 +78,16 @@ def carried(
     return traces, judged / steps, ages
 
 
+def carrying(config, traffic: Traffic, scene: Scene, staleness: int):
+    """What differs in `step.Work` from a step that carries nothing; and `carried`'s ages."""
+    sizes = scene.sizes
+    traces, judged, ages = carried(config, traffic, sizes, staleness, scene.prefill_tokens)
+    at = [*range(len(traces))]
+    rollouts = step.Rollouts([[i] for i in at], at, traces, sizes.pages)
+    responses = judged * config.rollout.group_size
+    return dict(rollouts=rollouts, prefill_chunks=1, responses=responses), ages
+
+
 class Age(NamedTuple):
     """Expected of a step with `rollout.staleness`, far from the run's first."""
 
@@ -115,11 +125,9 @@ def aged(
     fewer = {quick.slots * n // 4 // quick.shards * quick.shards for n in (4, 3, 2)} - {0}
     for staleness, slots in itertools.product((1, 2), sorted(fewer, reverse=True)):
         sizes = quick._replace(slots=slots)
-        traces, judged, ages = carried(config, traffic, sizes, staleness, scene.prefill_tokens)
-        at, responses = [*range(len(traces))], judged * config.rollout.group_size
-        rollouts = step.Rollouts([[i] for i in at], at, traces, sizes.pages)
-        found = timed(sizes, rollouts=rollouts, prefill_chunks=1, responses=responses)
-        busy = float(np.mean([t.occupancy for t in traces]))
+        work, ages = carrying(config, traffic, scene.replaced(sizes=sizes), staleness)
+        found = timed(sizes, **work)
+        busy = float(np.mean([t.occupancy for t in work["rollouts"].traces]))
         prompts, shards = plain.phases["prefill"], quick.shards
         two = apart(found.phases, busy, prompts, shards) if shards > 1 else None
         out.append(Age(staleness, slots, found.seconds, busy, *ages, found.phases, two))
