@@ -60,16 +60,16 @@ def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int =
     return cut(log_mean(traffic.response, traffic.sigma, cap), traffic.sigma, z_NxG, cap)
 
 
-def ends(config, accept: float, problems: int) -> tuple[np.ndarray, int] | None:
+def ends(config, traffic: Traffic, problems: int) -> tuple[np.ndarray, int] | None:
     """Right answers (bool [N, G]) of a round's N problems and the groups that it is short of, where
     surplus='end' ends what no batch can use; else None. Of a group that teaches 1 to G - 1 are
     right, each number as often, the short answers as often as the long."""
     settings, need, G = config.dynamic_sampling, config.rollout.groups, config.rollout.group_size
     if settings.surplus != "end" or not (settings.enabled and settings.refill):
         return None
-    asked = [round_size(m, max(accept, 1 / 64), need) for m in range(1, need + 1)]
+    asked = [round_size(m, max(traffic.accept, 1 / 64), need) for m in range(1, need + 1)]
     rng = np.random.default_rng(2)
-    right_N = rng.integers(1, max(G, 2), problems) * (rng.random(problems) < accept)
+    right_N = rng.integers(1, max(G, 2), problems) * (rng.random(problems) < traffic.accept)
     right_NxG = rng.permuted(np.arange(G) < right_N[:, None], axis=1)
     return right_NxG, max(int(np.searchsorted(asked, problems, "right")), 1)
 
@@ -114,14 +114,13 @@ def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes, ends=Non
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
     call = Sampler(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
-    responses, wanted = [None] * len(requests), len  # a response is whether it is right
-    if ends:
-        right = ends[0].reshape(-1).tolist()
-        grade = lambda ones: [g._replace(grades=Grades(np.array(g.responses, float))) for g in ones]
-        wanted = needed([Group(i, (), ()) for i in range(N)], ends[1], grade, Group.mixed)
+    (right_NxG, missing), responses = ends or (length_NxG, 0), [None] * len(requests)
+    grade = lambda ones: [g._replace(grades=Grades(np.array(g.responses, float))) for g in ones]
+    asked = [Group(i, (), ()) for i in range(N)]  # whose responses are whether they are right
+    wanted = needed(asked, missing, grade, Group.mixed) if ends else len
     while call.schedule:
         for i, _, left in call.chunk(wanted(responses)):  # by what ended before this chunk
-            responses[i] = None if left or not ends else right[i]
+            responses[i] = None if left else right_NxG.flat[i]
     return call.trace()
 
 
@@ -138,8 +137,7 @@ class Sampler:
         self._chunks, self._evicted = [], 0  # the first four of `Trace`, by chunk
 
     def chunk(self, most: float = math.inf) -> list[tuple[int, int, int]]:
-        """(request, tokens drawn, tokens left) of every row in a slot. most: requests from that
-        number on end here."""
+        """(request, tokens drawn, tokens left) of each row; requests from `most` on end here."""
         schedule = self.schedule
         self._evicted += schedule.grow()
         new, _ = schedule.admit()
