@@ -2,8 +2,7 @@
 
     python -m benchmarks pod_step --full        all rows, ten minutes; arithmetic, no TPU
 
-On v5p-256 each row of the constants of before has one of AS_WAS less, down to the shipped config. A
-change that is no field shows in all rows: run it at the commit before and at the one after.
+On v5p-256 each row by the constants of before has one of AS_WAS less, down to the shipped config.
 """
 
 from benchmarks.harness import Flag, Table
@@ -32,12 +31,11 @@ def measure(args) -> list[Table]:
     phases = "prefill", "decode", "tail", "old log-probs", "update", "evaluation"
     heads = *phases, "others", "minutes", "from", "to", "W8A8 at most, s"
     table, usual, known = Table("slice", "set", "constants", *heads), dict(VALUES), {}
-    rest = lambda i: dict([*AS_WAS.items()][i:])
     for name in (x for x in SLICES if args.only in x):
         base = changed(presets.dapo_math("32B-v6e" if "v6e" in name else "32B"), SLICES[name])
         pod, was = slices.parse(name), range(len(AS_WAS) if name == "v5p-256" else 0)
         usually = schema.leaves(base)
-        rows = [(rest(i), BEFORE) for i in was] + [({}, BEFORE)]
+        rows = [(dict([*AS_WAS.items()][i:]), BEFORE) for i in was] + [({}, BEFORE)]
         rows += [(fields, {}) for fields in ({}, REUSE, INT8, STALE, INT8 | STALE)]
         for fields, other in rows:
             config = changed(base, fields)
@@ -51,15 +49,14 @@ def measure(args) -> list[Table]:
             if key not in known:
                 carried = stale and staleness.carrying(config, TRAFFIC, s, stale)[0]
                 known[key] = carried or dict(rollouts=step.simulated(config, TRAFFIC, s.sizes))
-            given = dict(eval_problems=TRAFFIC.eval_problems, rollouts=known[key]["rollouts"])
-            work = step.work(config, TRAFFIC, s, **given)._replace(**known[key])
+            how = dict(eval_problems=TRAFFIC.eval_problems, rollouts=known[key]["rollouts"])
+            work = step.work(config, TRAFFIC, s, **how)._replace(**known[key])
             timer = step.timer(config, work, s)
             now, spread = timer(VALUES), step.spread(timer)
-            seconds = [now.phases[x] for x in phases]
-            seconds.append(now.seconds - sum(seconds))
+            others = now.seconds - sum(seconds := [now.phases[x] for x in phases])
             minutes = (x / 60 for x in (now.seconds, spread["low_s"], spread["high_s"]))
             said = " ".join(f"{k}={v}" for k, v in fields.items() if v != usually[k])
-            cells = *(f"{x:,.0f}" for x in seconds), *(f"{x:.1f}" for x in minutes)
+            cells = *(f"{x:,.0f}" for x in (*seconds, others)), *(f"{x:.1f}" for x in minutes)
             saved = f"{now.decoding['products'] / 2:.0f}"
             table.row(name, said, "of before" * bool(other), *cells, saved)
     return [table]
