@@ -36,16 +36,14 @@ less the cache that updating no longer has beside it; 32B less what its cache lo
 
 32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
 of `presets.lay_out`; so does 72B, and Math-7B on 4. A step of 32B with a mean response of 5,000
-tokens: 20 to 26 minutes by the cost model of `plan`, whose constants nobody has measured on a TPU.
+tokens: 19 to 24 minutes by the cost model of `plan`, whose constants nobody has measured on a TPU.
 Each size runs on other slices too, with more or fewer shards; 32B so on v5p-512 and tpu7x-128.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from
 about 320 rollout steps; the authors' released code 52, and 50 without Dynamic Sampling. verl's
 example for 7B starts from Qwen2.5-Math-7B with 8,192 tokens and without Dynamic Sampling, and
 reports 36. A 0.5B base model almost never solves an AIME problem; its run may stop with "nothing to
-learn" (exit code 0, checkpoint saved).
-
-configs/dapo_qwen2_5_<size>.py are other names of these sizes.
+learn" (exit code 0, checkpoint saved). configs/dapo_qwen2_5_<size>.py are other names of sizes.
 """
 
 from dapo_jax.config import presets
