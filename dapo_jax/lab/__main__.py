@@ -6,6 +6,7 @@ import sys
 STUDIES = {
     "compare": ("compare", "runs side by side: tables, intervals and curves"),
     "sweep": ("sweep", "one config at several values and seeds, then compared"),
+    "explain": ("explain", "a sample of a kept step, drawn again and taken apart"),
     "ladder": ("experiments.ladder", "from naive GRPO to DAPO, one technique a rung"),
     "mechanisms": ("experiments.mechanisms", "one controlled experiment for each technique"),
 }
