@@ -236,9 +236,8 @@ def _places(shape, params, ids_T, length, uniform_T, temperature, top_p, mode: s
 # --- The whole step ---
 
 
-def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
-    """Put what the whole step tells into an explanation: the sums, and of each response and token
-    its part. What metrics.jsonl says otherwise is a difference."""
+def unlike(found: Whole) -> list[str]:
+    """The numbers of metrics.jsonl that the step done again has otherwise, a line each."""
     same = lambda a, b: (
         a == b
         or (
@@ -247,19 +246,23 @@ def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
             and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
         )
     )
-    there = [tag for tag in found.found if tag in found.recorded]
-    differ = [t for t in there if not same(found.found[t], found.recorded[t])]
+    pairs = {t: (found.recorded[t], x) for t, x in found.found.items() if t in found.recorded}
+    differ = {t: pair for t, pair in pairs.items() if not same(*pair)}
+    return [f"metrics.jsonl: {t} is {a!r:.60}, and {b!r:.60} now" for t, (a, b) in differ.items()]
+
+
+def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
+    """Put what the whole step tells into an explanation: the sums, and of each response and token
+    its part."""
     loss = float(np.mean([u.loss for u in found.updates])) if found.updates else None
-    name = lambda groups: out["position"] in {g.position for g in groups}
+    among = lambda groups: out["position"] in {g.position for g in groups}
     out["whole_step"] = {
-        "metrics_compared": len(there), "drew_it": name(found.record.batch.drawn),
-        "in_batch": name(found.record.batch.groups), "updates": len(found.updates),
-        "loss_by_tokens": loss, "policy/loss": found.recorded.get("policy/loss"),
+        "metrics_compared": len(found.found.keys() & found.recorded.keys()),
+        "drew_it": among(found.record.batch.drawn), "in_batch": among(found.record.batch.groups),
+        "updates": len(found.updates), "loss_by_tokens": loss,
+        "policy/loss": found.recorded.get("policy/loss"),
     }  # fmt: skip
-    out["record"]["differences"] += [
-        f"metrics.jsonl: {t} is {found.recorded[t]!r:.60}, and {found.found[t]!r:.60} now"
-        for t in differ
-    ]
+    out["record"]["differences"] += unlike(found)
     kinds, others = ("clipped_low", "clipped_high", "dual_clipped"), []
     numbered = enumerate(found.updates)
     parts = [(n, u, row) for n, u in numbered for row in out["samples"]]
