@@ -85,7 +85,7 @@ def open_step(path: str, step: int, score: grading.Score | None = None) -> Opene
         with checkpoint.reader(directory) as m:
             config = schema.of_run(json.dumps(checkpoint.read_state(m, min(later))["config"]))
     config.init_from, config.init_state = f"{directory}@{step - 1}", "all"
-    notes = _lay_out(config)
+    notes = lay_out(config)
     validation.validate(config, len(jax.devices()), files=True)
     with tempfile.TemporaryDirectory() as folder:
         home = Workdir(path, pathlib.Path(folder), None, {})
@@ -119,7 +119,7 @@ def _files(folder) -> list:
     return [p for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
 
 
-def _lay_out(config: schema.Config) -> list[str]:
+def lay_out(config: schema.Config) -> list[str]:
     """Put the config on the devices that are here. Returns notes."""
     n = len(jax.devices())
     try:
