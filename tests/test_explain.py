@@ -14,7 +14,7 @@ from dapo_jax import config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo import advantage
-from dapo_jax.lab import explain, explanation, redraw
+from dapo_jax.lab import before, explain, explanation, redraw
 
 FIELDS = {
     "steps": 3, "eval.every": 0, "eval.k": 1, "eval.max_problems": 4, "checkpoint.every": 1,
@@ -35,9 +35,9 @@ def long(problem, response): return len(response) / 10
 def trained(c, workdir, stops=()):
     """Run it, with other starts behind the steps `stops`. Returns step -> the groups that it judged
     or trained on."""
-    drawn = {}
+    drawn, of = {}, lambda batch: [*batch.drawn, *batch.groups]
     note = lambda state, record: drawn.update(
-        {state.counters.step: [*record.batch.drawn, *record.batch.groups]}
+        {state.counters.step: [*{id(g): g for g in of(record.batch)}.values()]}
     )
     for steps in (*stops, c.steps):
         c.steps = steps
@@ -168,6 +168,19 @@ def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     row = {"position": int(problem), "pieces": ["x"], "logps": [0.0], "reward": 0.0}
     file.write_text(json.dumps(row) + "\n")
     assert explain.main([f"{copy}@4", problem]) == 1
+
+
+def test_a_probe_draws_what_the_first_step_draws(made):
+    """Before the run: the same groups by the same weights."""
+    path, drawn = made
+    c = config.base()
+    c.update(FIELDS)
+    o = redraw.open_step(path, 1)
+    first = sorted(drawn[1], key=lambda g: g.position)[:4]
+    found = before.probed(c, o.text, None, 4, lambda _: None)
+    assert found["teach"] == sum(g.mixed() for g in first)
+    lengths = [len(r.tokens) for g in first for r in g.responses]
+    assert found["response/length_mean"] == np.mean(lengths)
 
 
 @pytest.mark.parametrize(

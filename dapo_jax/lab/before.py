@@ -5,8 +5,8 @@
 Every gold answer is graded by the run's reward, as a response that says nothing else, and those
 that fail are named; so is an answer that belongs to another problem. Three prompts are shown as the
 model gets them, and how many are too long. --probe draws the first groups of the run's first step
-and tells how many of them teach. What files hold without a config: `python -m dapo_jax.data
-inspect`.
+and tells how many of them teach. `python -m dapo_jax.data inspect` needs no config, and counts what
+files hold; it stands below the rewards and cannot ask them.
 """
 
 import math
@@ -163,7 +163,7 @@ def report(config, text: build.Text, found: Gold, probe: dict[str, float]) -> It
         yield text.tokenizer.decode(ids, skip_special=False)
 
 
-def main() -> int:
+def main() -> None:
     config, probe = cli.CONFIG.value, {}
     notes = redraw.lay_out(config)
     validation.validate(config, len(jax.devices()), files=True)
@@ -186,7 +186,6 @@ def main() -> int:
         failed = [{"problem": p.id, "answer": p.answer, "why": why} for p, why in found.failed]
         out = found._asdict() | {"failed": failed, "probe": probe, "notes": text.notes}
         files.write_json(pathlib.Path(flags.FLAGS.json), out)
-    return int(bool(found.failed))
 
 
 def define_flags() -> None:
