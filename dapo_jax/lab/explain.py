@@ -34,6 +34,7 @@ from dapo_jax.lab.dynamics import logs
 from dapo_jax.lab.redraw import Opened, Whole
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import draw
+from dapo_jax.rollout.engine import Response
 
 _CHUNK = 64  # tokens whose logits are made at a time
 TOP = 5  # likeliest tokens shown at each place, beside the one drawn
@@ -90,7 +91,7 @@ def judged(o: Opened, group: Group) -> list[dict[str, Any]]:
     for i, (r, item) in enumerate(zip(group.responses, items, strict=True)):
         score, n = float(grades.score_G[i]), len(r.tokens)
         whole = float(reward.shaped(grades.score_G[i], n, longest, c.reward))
-        made = [o.step - 1] * n if r.versions is None else r.versions.tolist()
+        made = [str(v) if v >= 0 else "an earlier step" for v in made_by(o, group, r)]
         rows.append({
             "sample": i, "tokens": n, "truncated": bool(r.truncated),
             "response": o.text.tokenizer.decode(r.tokens.tolist()),
@@ -100,9 +101,18 @@ def judged(o: Opened, group: Group) -> list[dict[str, Any]]:
             "overlong_penalty": whole - score, "reward": whole,
             "advantage": item.advantage if alone else None, "trained": bool(item.weight),
             "logp": float(r.logps.sum(dtype=float)), "entropy": float(r.entropies.mean()),
-            "made_by_weights_after": {str(v): k for v, k in sorted(Counter(made).items())},
+            "made_by_weights_after": dict(Counter(made)),
         })  # fmt: skip
     return rows
+
+
+def made_by(o: Opened, group: Group, response: Response) -> list[int]:
+    """The step behind which the weights stand that drew each token; -1: those of an earlier step,
+    which carried the whole group over and does not say which."""
+    if response.versions is not None:
+        return response.versions.tolist()
+    waits = group.position in {g.position for g in o.state.carried}
+    return [-1 if waits else o.step - 1] * len(response.tokens)
 
 
 def compared(o: Opened, group: Group) -> dict[str, Any]:
@@ -191,10 +201,9 @@ def tokens(o: Opened, group: Group, sample: int) -> list[dict[str, Any]]:
     given = padded[0].astype(np.int32), np.int32(len(ids)), padded[1].astype(np.float32), *numbers
     top = min(TOP, shape.vocab_size)
     seen = jax.device_get(_places(shape, params, *given, how.mode, top))
-    out = []
-    for i in range(n):
+    out, made = [], made_by(o, group, r)
+    for i, by in enumerate(made):
         again, *near = (x[first + i] for x in seen)
-        by = o.step - 1 if r.versions is None else int(r.versions[i])
         there = {int(t): (float(p), float(to)) for t, p, to in zip(*near, strict=True)}
         candidates = [[_piece(o, t), max(to - p, 0.0), to] for t, (p, to) in there.items()]
         now, place = by == o.step - 1, list(there).index(int(r.tokens[i]))

@@ -121,13 +121,15 @@ def _tokens(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells += [_number(x, ".4f") for x in (t["uniform"], *place)]
         cells += [str(t["weights_after_step"]), *(_number(t[k], "+.4f") for k in extra)]
         out.append([*cells, t.get("clipped", ""), _quoted(t["piece"])])
-    return _table(out)
+    note = "  uniforms outside from..to: this forward pass rounds otherwise than the sampler did"
+    return _table(out) + [note] * any(t["forward_draws_it"] is False for t in rows)
 
 
 def _candidates(t: Mapping[str, Any]) -> list[str]:
     said = f"token {t['token']}: uniform {t['uniform']:.6f}"
     if not t["candidates"]:
-        by = t["weights_after_step"]
+        if (by := t["weights_after_step"]) < 0:
+            return [f"{said}; drawn in an earlier step, which carried the group over"]
         return [f"{said}; drawn by the weights after step {by}: ask RUN@{by + 1} for it"]
     rows = [["", "from", "to", "share", "token"]]
     for i, (piece, low, high) in enumerate(t["candidates"]):
