@@ -7,6 +7,7 @@ import shutil
 
 import golden
 import numpy as np
+import pages
 import pytest
 from scripts import ROOT
 
@@ -204,6 +205,22 @@ def test_mistakes_are_one_line(made, said, wrong, capsys):
     err = capsys.readouterr().err
     assert end.value.code == 1 and err.startswith("error: ") and wrong in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_page_works_as_it_stands(tmp_path, shell):
+    (tmp_path / "desk").mkdir()
+    pages.stand_ins(tmp_path / "desk", tmp_path / "made")
+
+    def typed(folder, line):
+        done = shell.python(*pages.words(line), cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    _, steps, listed, sample, token = pages.follow("explain.md", tmp_path / "desk", typed)
+    assert "can explain the steps 1, 2, 3, 4" in steps and "rollouts/ holds" in listed
+    assert "\nas recorded: " in sample and "whole step: " in sample and "with cap=" in sample
+    assert "falls into" in token and (tmp_path / "desk" / "why.json").exists()
 
 
 KINDS = {**golden.RUNS, "resumed": "loss.old_logprobs=recompute"}

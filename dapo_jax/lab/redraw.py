@@ -190,19 +190,22 @@ def draw(o: Opened, positions: Sequence[int]) -> list[Group]:
         weights = engine.decode_params(o.state.params)
         drawn, _ = engine.generate(weights, requests, o.draw)
         engine.release()
-    rest, version = iter(drawn), o.state.counters.step
+    rest, version = iter(drawn), o.state.counters.step if o.config.rollout.staleness else None
     ended = lambda r: r if r is not None and r.ended else _joined(r, next(rest), version)
     whole = [g._replace(responses=[ended(r) for r in g.responses]) for g in groups]
     problems = [o.text.train.problems[o.stream[p]] for p in positions]
     return grading.grade_groups(o.text.tokenizer, o.text.judge, whole, problems)
 
 
-def _joined(before: Response | None, new: Response, version: int) -> Response:
-    """A response, part of which earlier weights have drawn."""
-    if before is None:
+def _joined(before: Response | None, new: Response, version: int | None) -> Response:
+    """A response, part of which earlier weights may have drawn. version: of the weights that drew
+    the rest; None: the run keeps no versions."""
+    if version is None:
         return new
-    arrays = (np.concatenate(pair) for pair in zip(before[:3], new[:3], strict=True))
     made = np.full(len(new.tokens), version, np.int32)
+    if before is None:
+        return new._replace(versions=made)
+    arrays = (np.concatenate(pair) for pair in zip(before[:3], new[:3], strict=True))
     return Response(*arrays, new.truncated, np.concatenate([before.versions, made]))
 
 
