@@ -217,10 +217,11 @@ def test_the_page_works_as_it_stands(tmp_path, shell):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    _, steps, listed, sample, token = pages.follow("explain.md", tmp_path / "desk", typed)
+    _, steps, listed, sample, token, page = pages.follow("explain.md", tmp_path / "desk", typed)
     assert "can explain the steps 1, 2, 3, 4" in steps and "rollouts/ holds" in listed
     assert "\nas recorded: " in sample and "whole step: " in sample and "with cap=" in sample
     assert "falls into" in token and (tmp_path / "desk" / "why.json").exists()
+    assert "a.html" in page and "<svg" in (tmp_path / "desk" / "a.html").read_text()
 
 
 KINDS = {**golden.RUNS, "resumed": "loss.old_logprobs=recompute"}

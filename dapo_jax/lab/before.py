@@ -19,16 +19,15 @@ import jax
 import numpy as np
 from absl import flags
 
-from dapo_jax import build, gate
-from dapo_jax.checkpoint.workdir import Workdir
+from dapo_jax import build
 from dapo_jax.config import cli, validation
 from dapo_jax.dapo.dynamic_sampling import Collected
 from dapo_jax.dapo.reward import Grade
-from dapo_jax.data import files, problems
+from dapo_jax.data import files, problems, prompts
 from dapo_jax.data.problems import Problem
-from dapo_jax.hosts import start
 from dapo_jax.lab import redraw
 from dapo_jax.log import metrics
+from dapo_jax.model import hf
 from dapo_jax.reward import grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.run import begin
@@ -170,18 +169,16 @@ def main() -> None:
     for note in [*notes, *validation.warnings(config)]:
         print(f"note: {note}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        home = Workdir("", pathlib.Path(folder), None, {})
         weights = flags.FLAGS.probe and not config.init_from
-        given = "" if weights else "weights of no use here"
-        model_dir = start.model_directory(config, home, str(home.local / "none"), given)
-        text = build.load_text(config, home.local, model_dir)
+        model_dir = hf.resolve(config.model.path, weights) if config.model.path else None
+        text = build.load_text(config, pathlib.Path(folder), model_dir)
         found = gold(text.judge, text.train.problems)
         if flags.FLAGS.probe:
             if not (config.model.path or config.init_from or validation.warm_up(config)):
                 raise ValueError("--probe: the config names no model (model.path, init_from)")
             probe = probed(config, text, model_dir, flags.FLAGS.probe_problems, print)
     for line in report(config, text, found, probe):
-        print(gate.visible(line), flush=True)
+        print(prompts.visible(line), flush=True)
     if flags.FLAGS.json:
         failed = [{"problem": p.id, "answer": p.answer, "why": why} for p, why in found.failed]
         out = found._asdict() | {"failed": failed, "probe": probe, "notes": text.notes}

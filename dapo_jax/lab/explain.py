@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dapo_jax import gate
+from dapo_jax.config import cli
 from dapo_jax.dapo import reward
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.minibatches import make_minibatches
-from dapo_jax.data import files
+from dapo_jax.data import files, prompts
 from dapo_jax.lab import explanation, redraw
 from dapo_jax.lab.dynamics import logs
 from dapo_jax.lab.redraw import Opened, Whole
@@ -303,24 +303,24 @@ def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    cli = gate.Parser(
+    parser = cli.Parser(
         prog="python -m dapo_jax.lab explain", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    cli.add_argument("run", metavar="RUN[@STEP]", help="workdir, local or gs://, and a step")
-    cli.add_argument("problem", nargs="?", help="id of rollouts/, or position of the stream")
-    cli.add_argument("sample", nargs="?", type=int, help="0, 1, ... in the group")
-    cli.add_argument("token", nargs="?", type=int, help="0, 1, ... in the response")
-    cli.add_argument("--whole", action="store_true", help="do the step again, with its updates")
-    cli.add_argument("--reward", default="", help="grade by this too, as config.reward.function")
-    cli.add_argument("--cap", type=int, default=0, help="another longest response, in TOKENS")
-    cli.add_argument("--objective", default="", help="another loss, as config.loss.objective")
-    cli.add_argument("--json", default="", help="write everything here")
-    a = cli.parse_args(argv)
+    parser.add_argument("run", metavar="RUN[@STEP]", help="workdir, local or gs://, and a step")
+    parser.add_argument("problem", nargs="?", help="id of rollouts/, or position of the stream")
+    parser.add_argument("sample", nargs="?", type=int, help="0, 1, ... in the group")
+    parser.add_argument("token", nargs="?", type=int, help="0, 1, ... in the response")
+    parser.add_argument("--whole", action="store_true", help="do the step again, with its updates")
+    parser.add_argument("--reward", default="", help="grade by this too, as config.reward.function")
+    parser.add_argument("--cap", type=int, default=0, help="another longest response, in TOKENS")
+    parser.add_argument("--objective", default="", help="another loss, as config.loss.objective")
+    parser.add_argument("--json", default="", help="write everything here")
+    a = parser.parse_args(argv)
     try:
         return _run(a)
     except (ValueError, OSError) as error:
-        gate.fail(str(error) or type(error).__name__)
+        return cli.fail(str(error) or type(error).__name__)
 
 
 def _run(a: argparse.Namespace) -> int:
@@ -335,7 +335,7 @@ def _run(a: argparse.Namespace) -> int:
         raise ValueError(f"--cap={a.cap}: wants 1 or more tokens")
     o = redraw.open_step(named[1], int(named[2]))
     if a.problem is None:
-        print(gate.visible(explanation.listed(a.run, recorded(o))))
+        print(prompts.visible(explanation.listed(a.run, recorded(o))))
         return 0
     changes = {}
     if a.reward:
@@ -352,7 +352,7 @@ def _run(a: argparse.Namespace) -> int:
         )
     if a.json:
         files.write_json(pathlib.Path(a.json), found)
-    print(gate.visible(explanation.text(found, a.token)))
+    print(prompts.visible(explanation.text(found, a.token)))
     return int(bool(found["record"]["differences"]))
 
 

@@ -35,9 +35,9 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.minibatches import make_minibatches
 from dapo_jax.dapo.state import State
 from dapo_jax.data import problems
-from dapo_jax.hosts import start
 from dapo_jax.lab.dynamics import logs
 from dapo_jax.log import metrics
+from dapo_jax.model import hf
 from dapo_jax.reward import grading
 from dapo_jax.rollout.engine import Draw, Request, Response
 from dapo_jax.run import begin
@@ -88,15 +88,11 @@ def open_step(path: str, step: int, score: grading.Score | None = None) -> Opene
     notes = lay_out(config)
     validation.validate(config, len(jax.devices()), files=True)
     with tempfile.TemporaryDirectory() as folder:
-        home = Workdir(path, pathlib.Path(folder), None, {})
-        for file in _files(logs.place(path) / "base"):  # tokenizer and shape of a hub's model
-            (home.local / "base").mkdir(exist_ok=True)
-            (home.local / "base" / file.name).write_bytes(file.read_bytes())
-        model_dir = start.model_directory(config, home, directory)
-        text = build.load_text(config, home.local, model_dir, score)
+        model_dir = _model_directory(path, config)
+        text = build.load_text(config, pathlib.Path(folder), model_dir, score)
         tok = text.tokenizer
         machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
-        none = home.local / "none"
+        none = f"{folder}/none"
         state, _ = begin.start_state(config, text, machine, none, lambda _: True, notes.append)
     state = choose.resumed(config, state)
     stream = problems.stream(range(len(text.train.ids)), config.seed)
@@ -113,6 +109,13 @@ def _config(path: str) -> schema.Config:
 
 def _directory(path: str, config: schema.Config) -> str:
     return config.checkpoint.directory or str(logs.place(path) / CHECKPOINTS)
+
+
+def _model_directory(path: str, config: schema.Config) -> pathlib.Path | None:
+    """Shape and tokenizer of `model.path`: those that the run keeps of a model of the hub."""
+    kept = logs.place(path) / "base"
+    name = str(kept) if (kept / "config.json").exists() else config.model.path
+    return hf.resolve(name, weights=False) if config.model.path else None
 
 
 def _files(folder) -> list:

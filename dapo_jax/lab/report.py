@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 import matplotlib
 from matplotlib.figure import Figure
 
-from dapo_jax import gate
-from dapo_jax.config import schema
+from dapo_jax.config import cli, schema
 from dapo_jax.data import files
 from dapo_jax.lab import compare
 from dapo_jax.lab.dynamics import browse, logs, plots
@@ -72,18 +71,18 @@ def page(paths: Sequence[str], samples: int = 12) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    cli = gate.Parser(
+    parser = cli.Parser(
         prog="python -m dapo_jax.lab report", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    cli.add_argument("run", nargs="+", help="workdir, local or gs://, then other runs or logs")
-    cli.add_argument("--out", default="report.html", help="the file that is written")
-    cli.add_argument("--samples", type=int, default=12, help="problems whose samples are shown")
-    a = cli.parse_args(argv)
+    parser.add_argument("run", nargs="+", help="workdir, local or gs://, then other runs or logs")
+    parser.add_argument("--out", default="report.html", help="the file that is written")
+    parser.add_argument("--samples", type=int, default=12, help="problems whose samples are shown")
+    a = parser.parse_args(argv)
     try:
         files.write(pathlib.Path(a.out), page(a.run, a.samples))
     except (ValueError, OSError) as error:
-        gate.fail(str(error) or type(error).__name__)
+        return cli.fail(str(error) or type(error).__name__)
     print(f"{a.out}: open it in a browser")
     return 0
 
