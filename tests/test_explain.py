@@ -171,6 +171,38 @@ def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     assert explain.main([f"{copy}@4", problem]) == 1
 
 
+def test_a_reward_of_one_s_own_sees_the_rows_of_a_run_by_a_verifier(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.py").write_text("def score(problem, response): return len(problem.row)")
+    assert explain.main([f"{run}@1", "0", "--reward=rows.py:score", "--json=a.json"]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())["what_if"]["reward=rows.py:score"]
+    assert all(r["score"] > 0 for r in found["samples"])
+
+
+def test_what_a_step_that_was_cut_off_has_kept(made, tmp_path, capsys):
+    """The journal: of a step that has no record yet."""
+    path, _ = made
+    cut = tmp_path / "cut"
+    shutil.copytree(path, cut)
+    c = config.base()
+    c.update(FIELDS | {"steps": 4})
+
+    def stop(phase):
+        if phase == "update":
+            raise RuntimeError("cut off")
+
+    with pytest.raises(RuntimeError, match="cut off"):
+        train.train(c, cut, hooks=train.Hooks(phase=stop))
+    o = redraw.open_step(str(cut), 4)
+    first = o.state.counters.position
+    assert explain.main([f"{cut}@4", str(first)]) == 0
+    assert "as recorded: 4 responses of the journal" in capsys.readouterr().out
+    (group,) = redraw.draw(o, [first])
+    for i, kept in redraw.journal(o, first).items():
+        np.testing.assert_array_equal(kept.tokens, group.responses[i].tokens)
+    assert not redraw.journal(o, first + 1000)
+
+
 def test_a_probe_draws_what_the_first_step_draws(made):
     """Before the run: the same groups by the same weights."""
     path, drawn = made

@@ -61,12 +61,17 @@ def explain(
     asked, G = o.text.train.problems[o.stream[position]], len(group.responses)
     if sample is not None and not 0 <= sample < G:
         raise ValueError(f"SAMPLE {sample}: this run draws samples 0 to {G - 1} of a problem")
+    record, notes = compared(o, group), [*o.notes]
+    if o.config.rollout.staleness and not record["of_this_problem"]:
+        notes.append(
+            "rollout.staleness: the run may have gone on with it by the next step's weights"
+        )
     out = {
         "run": o.path, "step": o.step, "weights_after_step": o.step - 1, "seed": o.config.seed,
-        "notes": o.notes, "position": position, "epoch": position // len(o.text.train.ids),
+        "notes": notes, "position": position, "epoch": position // len(o.text.train.ids),
         "problem": asked.id, "source": asked.source, "answer": asked.answer,
         "prompt": o.text.tokenizer.decode(group.prompt, skip_special=False),
-        "teaches": bool(o.method.teaches(group)), "record": compared(o, group),
+        "teaches": bool(o.method.teaches(group)), "record": record,
         "samples": judged(o, group), "what_if": {},
     }  # fmt: skip
     for name, fields in (changes or {}).items():

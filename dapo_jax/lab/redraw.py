@@ -87,12 +87,11 @@ def open_step(path: str, step: int, score: grading.Score | None = None) -> Opene
     config.init_from, config.init_state = f"{directory}@{step - 1}", "all"
     notes = lay_out(config)
     validation.validate(config, len(jax.devices()), files=True)
-    with tempfile.TemporaryDirectory() as folder:
-        model_dir = _model_directory(path, config)
-        text = build.load_text(config, pathlib.Path(folder), model_dir, score)
-        tok = text.tokenizer
-        machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
-        none = f"{folder}/none"
+    model_dir = _model_directory(path, config)
+    text = _text(config, model_dir, score)
+    tok = text.tokenizer
+    machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
+    with tempfile.TemporaryDirectory() as none:  # has no checkpoint
         state, _ = begin.start_state(config, text, machine, none, lambda _: True, notes.append)
     state = choose.resumed(config, state)
     stream = problems.stream(range(len(text.train.ids)), config.seed)
@@ -116,6 +115,11 @@ def _model_directory(path: str, config: schema.Config) -> pathlib.Path | None:
     kept = logs.place(path) / "base"
     name = str(kept) if (kept / "config.json").exists() else config.model.path
     return hf.resolve(name, weights=False) if config.model.path else None
+
+
+def _text(config: schema.Config, model_dir: pathlib.Path | None, score=None) -> build.Text:
+    with tempfile.TemporaryDirectory() as folder:  # for the embedded task's files
+        return build.load_text(config, pathlib.Path(folder), model_dir, score)
 
 
 def _files(folder) -> list:
@@ -145,6 +149,10 @@ def changed(o: Opened, fields: dict[str, Any]) -> Opened:
     text, machine, tok = o.text, o.machine, o.text.tokenizer
     if any(name.startswith("reward.") for name in fields):
         text = text._replace(judge=grading.judge(config.reward))
+        if text.judge.own and not o.text.judge.own:  # it sees the rows, which were not kept
+            found = {p.id: p.row for p in _text(config, machine.model_dir).train.problems}
+            rows = [p._replace(row=found.get(p.id, p.row)) for p in text.train.problems]
+            text = text._replace(train=text.train._replace(problems=rows))
     if config.rollout.max_response_tokens > machine.engine.response_tokens:
         machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, machine.model_dir)
     return o._replace(config=config, method=choose.of(config), text=text, machine=machine)
