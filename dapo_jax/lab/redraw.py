@@ -299,6 +299,7 @@ def whole(o: Opened, objectives: Sequence[str] = ()) -> Whole:
     return Whole(record, updates, found, recorded)
 
 
+@functools.lru_cache(maxsize=8)
 def token_terms(trainer: update.Trainer, choice: objective.Choice):
     """A program (batch, the trainer's log-probs before the update, Coefficients) -> (terms, weight,
     importance weight) of each cell, [A, R, T], as `update.dapo_loss` sums them up."""
