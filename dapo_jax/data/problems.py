@@ -40,6 +40,7 @@ class Problem(NamedTuple):
     answer: str  # an integer, any size: no '+', no leading zeros, no separators; or any text
     source: str  # data_source of the row, else the file's name
     row: Mapping[str, Any] = MappingProxyType({})  # all columns but the prompt, if `Reading.whole`
+    chat: bool = False  # whether the prompt came as a chat and not as a text
 
     def __hash__(self):
         return hash(self.id)
@@ -212,7 +213,7 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
             field, value = "solution \\boxed", boxed
     elif isinstance(value, str) and "####" in value and not verl:
         value = value.rsplit("####", 1)[1]
-    return Problem("", messages, value, source, rest), field, mapped
+    return Problem("", messages, value, source, rest, not isinstance(prompt, str)), field, mapped
 
 
 def first_given(row: dict, names: Sequence[str]) -> str:
