@@ -79,6 +79,8 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
     own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source"))
     if own and saved.get("reward", "") != inputs["reward"]:
         meaningful.append("the file of config.reward.function: it has other contents")
+    if saved.get("objective", "") != inputs.get("objective", ""):
+        meaningful.append("the file of config.loss.objective: it has other contents")
     same = saved["data"] == inputs["data"]
     if not same and not any("config.data." in line for line in meaningful):
         what = "the training problems: other prompts, tokens or answers under the same names"
@@ -121,10 +123,10 @@ def among(field: str, names: Sequence[str]) -> bool:
     return any(field == name or (name[-1] == "." and field.startswith(name)) for name in names)
 
 
-def inputs(text: Text) -> dict[str, str]:
+def inputs(text: Text, config) -> dict[str, str]:
     """What a run depends on besides its config, as saved: hashes of the problems and of the files
-    of reward functions."""
-    return {"data": fingerprint(text.train), "reward": text.judge.source}
+    of reward functions and of an objective of the user's."""
+    return {"data": fingerprint(text.train), "reward": text.judge.source} | choose.files(config)
 
 
 def identity(text: Text) -> dict[str, str]:

@@ -179,7 +179,13 @@ def check_objective(loss: Loss) -> list[str]:
 
     bad, known = [], objectives.OBJECTIVES
     for name, table in (("objective", known), ("importance", objectives.IMPORTANCE)):
-        if (given := getattr(loss, name)) not in table:
+        given = getattr(loss, name)
+        if name == "objective" and ".py:" in given:
+            try:
+                objectives.named(given)
+            except ValueError as error:
+                bad.append(str(error))
+        elif given not in table:
             bad.append(f"config.loss.{name}: {given!r} is not one of {', '.join(table)}")
     if loss.dual_clip and loss.objective in known and not known[loss.objective].dual_clip:
         bad.append(f"config.loss.dual_clip: {loss.objective!r} has no dual clip; set 0 (off)")
