@@ -13,6 +13,7 @@ from dapo_jax.config.rules import check_cache, longest, relations, warm_up, warn
 from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss
+from dapo_jax.data import environments
 
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
@@ -93,7 +94,8 @@ def _names_several(path: str) -> bool:
     """Whether it may be a pattern or a data set of the hub: the reader looks (data/rows.py)."""
     local = path.startswith(("/", ".", "~")) or "/" not in path
     named = ":" in path or not path.endswith((".parquet", ".jsonl", ".json", ".csv", ".gz"))
-    return glob.has_magic(path) or (named and not local)
+    environment = path.startswith(environments.PREFIX)
+    return environment or glob.has_magic(path) or (named and not local)
 
 
 # --- Sizes and names ---

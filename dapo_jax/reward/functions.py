@@ -18,9 +18,10 @@ import numpy as np
 
 from dapo_jax import gate
 from dapo_jax.dapo.reward import Grade
-from dapo_jax.data import answers, prompts
+from dapo_jax.data import answers, environments, prompts
 from dapo_jax.data.problems import Problem
 from dapo_jax.reward import forms, waiting
+from dapo_jax.reward.environments import score_of
 from dapo_jax.reward.settings import Reward
 
 # In any form of forms.py. A bool means right or wrong, with the score 1 or 0; a number is a score
@@ -94,7 +95,8 @@ _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL
 
 
 def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
-    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, or FILE.py:FUNCTION."""
+    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, FILE.py:FUNCTION, or
+    verifiers:ID."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
         weight = float(weight or 1)
@@ -105,6 +107,9 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         score = by_verifier(settings, what)
     elif what == "format":
         score = tagged(settings.format_tags)
+    elif what.startswith(environments.PREFIX):
+        score, name = score_of(what), name or what.removeprefix(environments.PREFIX)
+        files[environments.file(what)] = None
     else:
         known = (*answers.MODES, "format")
         score = gate.function(f"config.reward.{field}:", what, files, known)
