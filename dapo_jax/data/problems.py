@@ -28,7 +28,9 @@ from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
 SCHEMAS = (("verl_row",), ("prompt", "reward_model"), *itertools.product(_PROMPTS, _ANSWERS))
-_NEEDS = "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS)
+_NEEDS = (
+    "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS) + "; data.columns names others"
+)
 _COLUMNS = {"source_prompt", "data_source"}.union(*SCHEMAS)
 _SHOW = reprlib.Repr()  # bounded in length and depth, so that no value can spoil a message
 _SHOW.maxstring = _SHOW.maxother = 60
