@@ -79,7 +79,7 @@ def train(
         start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
-        processes.agree(resume.identity(text))
+        processes.agree(resume.identity(text) | choose.files(config))
         machine = build.build_machine(
             config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
         )
@@ -108,7 +108,7 @@ def run(
 ) -> bool:
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
-    inputs = resume.inputs(text)
+    inputs = resume.inputs(text, config)
     keep = config.checkpoint
     directory = keep.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)

@@ -221,7 +221,7 @@ def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
         with opened(tmp_path) as journal:
             judge = remembered.judge(Judge(score), journal)
             journal.open(params)
-            said.append(grading.said(judge, [(problem, answer) for answer in grades]))
+            said.append(grading.said(judge, [(problem, tuple(grades))]))
     assert asked == [*grades] and said[0] == said[1]
     assert type(said[1][1].right) is bool and said[1][0] == Grade(0.25)
     with opened(tmp_path) as journal:
