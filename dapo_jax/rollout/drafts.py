@@ -13,15 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax.gate import ConfigError
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.schedule import Row
+from dapo_jax.rollout.settings import Rollout
 
 SOURCES = ("siblings", "own", "history")  # of like matches the first is taken
 GRAMS = (3, 1)  # tokens that a match has at least: the second where there is none of the first
 LONGEST = 12  # tokens that a match is looked at for
 LATEST = 8  # places of a gram that are looked at, the latest ones
 LEAST = 0.1  # a token that is less probable to be kept is not worth a place
+SOON = 2  # tokens until the next look where guesses are there that do not pay
 KEPT = 2**24  # tokens of all problems, 4 bytes each, beyond which the oldest is forgotten
 
 
@@ -53,6 +56,19 @@ class Counts(NamedTuple):
         plus = lambda a, b: tuple(map(sum, zip(a, b, strict=True)))
         drafted, accepted = plus(self.drafted, other.drafted), plus(self.accepted, other.accepted)
         return Counts(self.passes + other.passes, self.rows + other.rows, drafted, accepted)
+
+    def __radd__(self, nothing: int) -> "Counts":
+        return self  # of `sum`
+
+    def metrics(self) -> dict[str, float]:
+        """Tags of log/tags.md."""
+        by_source = {
+            f"drafts/{what}/{source}": n
+            for what in ("drafted", "accepted")
+            for source, n in zip(SOURCES, getattr(self, what), strict=True)
+        }
+        passes = {"drafts/passes": self.passes, "drafts/tokens_per_row": self.tokens_per_row}
+        return passes | by_source
 
 
 class Text:
@@ -178,10 +194,10 @@ class Drafts:
 
     def choose(
         self, drafts: Sequence[Draft], shards: Sequence[int], spare: Sequence[int]
-    ) -> list[int] | None:
-        """How many tokens of each row's draft to verify: those that are most likely kept. shards:
-        of the rows; spare: places of each shard beside its rows' own. None: a pass would take
-        longer than it gains."""
+    ) -> tuple[list[int], bool]:
+        """How many tokens of each row's draft to verify, those that are most likely kept, and
+        whether a pass gains more than it takes. shards: of the rows; spare: places of each shard
+        beside its rows' own."""
         worth, spare, expected = [], list(spare), float(len(drafts))
         for i, draft in enumerate(drafts):
             chance = self.chance(draft)
@@ -192,7 +208,7 @@ class Drafts:
                 spare[shards[-i]] -= 1
                 counts[-i] += 1
                 expected += kept
-        return counts if any(counts) and expected >= self.cost * len(drafts) else None
+        return counts, any(counts) and expected >= self.cost * len(drafts)
 
     def count(self, drafts: Sequence[Draft], kept: Sequence[int]) -> None:
         """A pass verified these drafts, one of each row, and kept so many tokens of each."""
@@ -203,6 +219,11 @@ class Drafts:
         self.counts += Counts(1, len(drafts), tuple(drafted), tuple(accepted))
 
 
+def kind(settings: Rollout) -> type[Engine]:
+    """The engine that a config asks for."""
+    return DraftEngine if settings.draft_tokens else Engine
+
+
 class DraftEngine(Engine):
     """An engine that may draw several tokens of a row at once: where guesses are worth it, a step
     of the decode program takes each as a row of its own, at the next positions of the same pages.
@@ -211,14 +232,26 @@ class DraftEngine(Engine):
     """
 
     def __init__(self, shape, mesh, rules, settings, **fixed):
+        """As `Engine`. ConfigError: a reader of keys that takes no guesses, or uneven shards."""
         super().__init__(shape, mesh, rules, settings, **fixed)
+        if self.geometry.reader == "kernel":
+            raise ConfigError(
+                "config.rollout.draft_tokens: the TPU kernel writes and reads one row's key at a"
+                " time, so that no guess would see those before it; set 0"
+            )
+        if settings.draft_places % self.shards:
+            raise ConfigError(
+                f"config.rollout.draft_places: {settings.draft_places} is not divisible by"
+                f" {self.shards}, the devices that slots are spread over"
+            )
         self.drafts = Drafts(settings.draft_tokens, settings.draft_cost)
         self._places = settings.draft_places
 
     def generate(self, decode_params, requests, draw, *watch, **hooks):
-        """`Engine.generate`: the same responses. Its counts are in `self.drafts.counts`."""
+        """`Engine.generate`: the same responses, and counts of guesses in `Stats.drafts`."""
         self.drafts.begin()
-        return super().generate(decode_params, requests, draw, *watch, **hooks)
+        responses, stats = super().generate(decode_params, requests, draw, *watch, **hooks)
+        return responses, stats._replace(drafts=self.drafts.counts)
 
     def _slots(self, schedule, table_SxR):
         slots, there = super()._slots(schedule, table_SxR)
@@ -234,9 +267,12 @@ class DraftEngine(Engine):
         most = [min(self.chunk, row.limit - row.emitted) - 1 for row in rows]
         most = most if any(spare) else [0] * len(rows)
         guesses = [self.drafts.draft(row.index, n) for row, n in zip(rows, most, strict=True)]
-        counts = self.drafts.choose(guesses, shard_of, spare)
+        counts, pays = self.drafts.choose(guesses, shard_of, spare)
         self._guesses, self._verified = guesses, None
-        return (slots, there) if counts is None else self._spread(slots, there, counts, wide)
+        if pays:
+            return self._spread(slots, there, counts, wide)
+        soon = slots.emitted_S + (SOON if any(counts) else self.chunk)
+        return slots._replace(limit_S=np.minimum(slots.limit_S, soon)), there
 
     def _spread(self, slots: sampler.Slots, there, counts: list[int], wide: int):
         """The same with `counts` guessed tokens of each row, in `wide` places a shard; all of them
@@ -268,20 +304,23 @@ class DraftEngine(Engine):
         drawn = super()._drawn(out, there)
         if self._verified is not None:
             drawn = [
-                self._kept(row, out, [i, *places], guess.tokens)
+                (row, self._kept(out, [i, *places], guess.tokens), False)
                 for (row, i), (guess, places) in zip(there, self._verified, strict=True)
             ]
             kept = [len(columns[0]) - 1 for _, columns, _ in drawn]
             self.drafts.count([guess for guess, _ in self._verified], kept)
         for (row, columns, _), guess in zip(drawn, self._guesses, strict=True):
             self.drafts.drew(row.index, guess, columns[0].tolist())
-        return drawn
+        return [(row, columns, self._going(row, columns[0])) for row, columns, _ in drawn]
 
-    def _kept(self, row: Row, out: sampler.Chunk, places: list[int], guess: Sequence[int]):
+    def _going(self, row: Row, tokens: np.ndarray) -> bool:
+        """Whether a row goes on behind `tokens`; the program ends it where the host wants to look."""
+        return int(tokens[-1]) not in self.stop_ids and row.emitted + len(tokens) < row.limit
+
+    def _kept(self, out: sampler.Chunk, places: list[int], guess: Sequence[int]):
         """Of what was drawn at a row's places: up to the first that the guess does not go on with,
         or that ends the response."""
         tokens = out.token_SxN[places, 0].tolist()
         goes_on = [a == b and a not in self.stop_ids for a, b in zip(tokens, guess, strict=False)]
         n = 1 + next((i for i, on in enumerate(goes_on) if not on), len(goes_on))
-        going = tokens[n - 1] not in self.stop_ids and row.emitted + n < row.limit
-        return row, [x[places[:n], 0] for x in out[:3]], going
+        return [x[places[:n], 0] for x in out[:3]]

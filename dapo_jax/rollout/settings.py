@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from dapo_jax.gate import ROWS, TOKENS, Section, setting
+from dapo_jax.gate import ROWS, TOKENS, Section, setting, wrong
 
 
 @dataclass
@@ -26,3 +26,6 @@ class Rollout(Section, place="rollout"):
     draft_tokens: int = setting(0, "most tokens that are guessed of a row and drawn in one pass (docs/drafts.md); 0 = none; not on TPUs", 0, TOKENS)
     draft_places: int = setting(0, "rows and guessed tokens of such a pass; 0 = slots, whose idle ones serve: the program and the bits of decoding without", 0, ROWS)
     draft_cost: float = setting(1.0, "time of such a pass, in those of decoding one token; a pass is made where more tokens than that are expected of a row", 1.0, 1e3)
+
+    def mistakes(self) -> list[str]:
+        return wrong((0 < self.draft_places < self.slots, f"config.rollout.draft_places: {self.draft_places} is less than rollout.slots = {self.slots}; set 0 for the slots' own places, or more"))
