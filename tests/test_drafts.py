@@ -10,6 +10,7 @@ from test_qwen2 import mesh_of
 
 from dapo_jax import config
 from dapo_jax.gate import ConfigError
+from dapo_jax.log import tags
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import drafts
 from dapo_jax.rollout.drafts import Counts, Draft, Drafts
@@ -183,6 +184,9 @@ def test_what_is_kept_is_bounded():
 def test_counts_add_up():
     a, b = Counts(1, 4, (3, 0, 0), (2, 0, 0)), Counts(2, 4, (0, 1, 5), (0, 0, 4))
     assert sum([a, b]) == Counts(3, 8, (3, 1, 5), (2, 0, 4)) and (a + b).tokens_per_row == 1.75
+    assert {tags.family(tag) for tag in a.metrics()} == {
+        name for name, tag in tags.TAGS.items() if tag.when == "drafts"
+    }
 
 
 def test_off_is_the_plain_engine_and_the_same_programs():

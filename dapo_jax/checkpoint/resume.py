@@ -22,10 +22,10 @@ HARMLESS = (
     "init_from", "init_state",  # used only if the workdir has no checkpoint
     "model.path",  # may have moved: weights are in the checkpoint, tokens in the fingerprint
     "model.scan_layers", "model.attention", "model.remat", "model.attention_chunk",
-    "model.head_chunk", "reward.workers", "rollout.slots", "rollout.chunk",
+    "model.head_chunk", "reward.workers", "rollout.slots", "rollout.chunk", "rollout.draft_cost",
     "rollout.prefill_prompts", "rollout.prefill_tokens", "rollout.page_tokens",
     "rollout.cache_fraction", "optim.micro_batch_rows", "optim.row_tokens", "optim.offload",
-    "optim.last_row_tokens", "optim.max_skipped",
+    "optim.last_row_tokens", "optim.max_skipped", "rollout.draft_tokens", "rollout.draft_places",
 )  # fmt: skip
 
 

@@ -24,7 +24,6 @@ GRAMS = (3, 1)  # tokens that a match has at least: the second where there is no
 LONGEST = 12  # tokens that a match is looked at for
 LATEST = 8  # places of a gram that are looked at, the latest ones
 LEAST = 0.1  # a token that is less probable to be kept is not worth a place
-SOON = 2  # tokens until the next look where guesses are there that do not pay
 KEPT = 2**24  # tokens of all problems, 4 bytes each, beyond which the oldest is forgotten
 
 
@@ -165,7 +164,9 @@ class Drafts:
     def open(self, index: int, prompt: Sequence[int], prefix: Sequence[int] = ()) -> None:
         """The request `index` begins, or begins again: an evicted row's tokens are known."""
         prompt = tuple(prompt)
-        problem = self._problems.setdefault(prompt, Problem(prompt))
+        if prompt not in self._problems:
+            self._problems[prompt] = Problem(prompt)
+        problem = self._problems[prompt]
         self._problems.move_to_end(prompt)
         head = (*prompt[1 - GRAMS[0] :], *prefix)  # so that a response's first tokens are guessed
         self._texts[index] = problem, problem.open(self._call, head)
@@ -250,6 +251,7 @@ class DraftEngine(Engine):
     def generate(self, decode_params, requests, draw, *watch, **hooks):
         """`Engine.generate`: the same responses, and counts of guesses in `Stats.drafts`."""
         self.drafts.begin()
+        self._patience = 1  # tokens until the next look for guesses that pay
         responses, stats = super().generate(decode_params, requests, draw, *watch, **hooks)
         return responses, stats._replace(drafts=self.drafts.counts)
 
@@ -270,9 +272,11 @@ class DraftEngine(Engine):
         counts, pays = self.drafts.choose(guesses, shard_of, spare)
         self._guesses, self._verified = guesses, None
         if pays:
+            self._patience = 1
             return self._spread(slots, there, counts, wide)
-        soon = slots.emitted_S + (SOON if any(counts) else self.chunk)
-        return slots._replace(limit_S=np.minimum(slots.limit_S, soon)), there
+        until = slots.emitted_S + self._patience
+        self._patience = min(2 * self._patience, self.chunk)
+        return slots._replace(limit_S=np.minimum(slots.limit_S, until)), there
 
     def _spread(self, slots: sampler.Slots, there, counts: list[int], wide: int):
         """The same with `counts` guessed tokens of each row, in `wide` places a shard; all of them
@@ -314,7 +318,7 @@ class DraftEngine(Engine):
         return [(row, columns, self._going(row, columns[0])) for row, columns, _ in drawn]
 
     def _going(self, row: Row, tokens: np.ndarray) -> bool:
-        """Whether a row goes on behind `tokens`; the program ends it where the host wants to look."""
+        """Whether a row goes on behind `tokens`: the program stops where the host looks."""
         return int(tokens[-1]) not in self.stop_ids and row.emitted + len(tokens) < row.limit
 
     def _kept(self, out: sampler.Chunk, places: list[int], guess: Sequence[int]):
