@@ -128,20 +128,12 @@ def geometry(
     lanes = _LANES if reader == "kernel" else 1
     rows = slots // shards
     arrays = 1 if shape.scan_layers else shape.num_layers
+    pages = rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages))
     return Geometry(
-        reader=reader,
-        page_tokens=page_tokens,
-        row_pages=row_pages,
-        pages=rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages)),
-        shards=shards,
-        arrays=arrays,
-        layers=shape.num_layers // arrays,
-        kv_heads=shape.num_kv_heads,
-        head_dim=-(-shape.head_dim // lanes) * lanes,
-        cores=cores,
-        quantized=quantized,
-        gathers=gathers,
-    )
+        reader, page_tokens, row_pages, pages, shards, arrays, layers=shape.num_layers // arrays,
+        kv_heads=shape.num_kv_heads, head_dim=-(-shape.head_dim // lanes) * lanes, cores=cores,
+        quantized=quantized, gathers=gathers,
+    )  # fmt: skip
 
 
 def vector_bytes(g: Geometry, dtype) -> int:
