@@ -23,6 +23,7 @@ HARMLESS = (
     "model.path",  # may have moved: weights are in the checkpoint, tokens in the fingerprint
     "model.scan_layers", "model.attention", "model.remat", "model.attention_chunk",
     "model.head_chunk", "reward.workers", "reward.concurrency", "rollout.slots", "rollout.chunk",
+    "rollout.draft_cost", "rollout.draft_tokens", "rollout.draft_places",
     "rollout.prefill_prompts", "rollout.prefill_tokens", "rollout.page_tokens",
     "rollout.cache_fraction", "optim.micro_batch_rows", "optim.row_tokens", "optim.offload",
     "optim.last_row_tokens", "optim.max_skipped",

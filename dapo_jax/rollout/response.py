@@ -1,7 +1,7 @@
 """What sampling gives: responses and counts; and who may observe it."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -40,6 +40,7 @@ class Stats(NamedTuple):
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
     replayed: int = 0  # of `tokens`: not drawn now, but found in `Watch.store`
+    drafts: Any = 0  # `drafts.Counts`; 0 = of an engine without
 
     @property
     def occupancy(self) -> float:
