@@ -165,7 +165,7 @@ def test_a_guess_is_worth_what_such_guesses_were():
 
 
 def test_what_is_kept_is_bounded():
-    """Of a problem the responses of its latest call, of all problems the latest ones."""
+    """A problem keeps the responses of its latest call; the latest problems are kept."""
     source = Drafts(4, kept=40)
     for call in range(4):
         source.begin()

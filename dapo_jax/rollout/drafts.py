@@ -322,7 +322,7 @@ class DraftEngine(Engine):
         return int(tokens[-1]) not in self.stop_ids and row.emitted + len(tokens) < row.limit
 
     def _kept(self, out: sampler.Chunk, places: list[int], guess: Sequence[int]):
-        """Of what was drawn at a row's places: up to the first that the guess does not go on with,
+        """What was drawn at a row's places, up to the first that the guess does not go on with,
         or that ends the response."""
         tokens = out.token_SxN[places, 0].tolist()
         goes_on = [a == b and a not in self.stop_ids for a, b in zip(tokens, guess, strict=False)]
