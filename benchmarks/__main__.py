@@ -26,6 +26,7 @@ BENCHMARKS = {
     "attention_kernel": Benchmark(("jax", "libtpu")),
     "cache_dtype": Benchmark(),
     "chaos": Benchmark(),
+    "drafts": Benchmark(cores=1),
     "gpu": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),
     "kv_traffic": Benchmark(("numpy",)),

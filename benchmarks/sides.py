@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from scipy.special import ndtri
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
@@ -44,9 +45,8 @@ def engine(
 def log_normal(n: int, cap: int, mean: float, sigma: float = 0.9, seed: int = 0) -> np.ndarray:
     """int [n]: lengths in TOKENS with a long tail, cut at `cap`, of this mean after the cut: the n
     quantiles in random order, so that every n has the same distribution."""
-    mu = simulate.log_mean(mean, sigma, cap, n)
-    lengths = simulate.cut(mu, sigma, simulate.quantiles(n), cap)
-    return np.random.default_rng(seed).permutation(lengths)
+    mu, z = simulate.log_mean(mean, sigma, cap, n), ndtri((np.arange(n) + 0.5) / n)
+    return np.random.default_rng(seed).permutation(simulate.cut(mu, sigma, z, cap))
 
 
 def requests(prompts_NxT: np.ndarray, lengths: Iterable[int] = ()) -> list[Request]:

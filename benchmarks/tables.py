@@ -35,7 +35,7 @@ TOPICS = {
         "Speed on a CPU",
         (
             "race", "sampler", "update", "half_billion", "kv_traffic", "attention_kernel",
-            "cache_dtype", "checkpoint_cost",
+            "cache_dtype", "checkpoint_cost", "drafts_kept",
         ),
     ),
     "gpu": Topic("On a GPU", ("gpu", "gpu_bits")),

@@ -15,7 +15,7 @@ holds for a small Qwen2.5, and take larger slices for it.
     4B         v6e-64   32 x 2  18    33.5   1,024    304   > 191   > 7.2   > 29    -     -
     8B         v6e-128  64 x 2  16    33.5   2,048    512   > 107   > 6.3   > 25    16.4  14.3
     14B        v5p-128  16 x 4  81    102.8  4,096  1,216   > 135   > 45    > 181   -     -
-    32B        v5p-256  32 x 4  59    102.8  4,096  1,024   > 117   > 52    > 209   -     -
+    32B        v5p-256  32 x 4  67    102.8  4,096  1,024   > 117   > 52    > 157   -     -
 
 By the arithmetic of `python -m dapo_jax.plan`; 8B's last numbers are of `plan --compile`'s programs
 (2026-11-22, jax 0.10.2, libtpu 0.0.42.1, default optimization level; nothing run).

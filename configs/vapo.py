@@ -13,7 +13,7 @@ less its mean. Held-out accuracy (T=1) of that run: .14 -> .95.
 
 `configs/vapo.py:32B`, or another size of configs/dapo_qwen2_5.py, is the paper's setting on
 DAPO-Math-17k and the slice that DAPO has there; it holds two models. Of 32B that is a v5p-256, of
-whose 102.8 GB a chip it takes 56.2 while sampling and 19.5 while updating by the arithmetic of
+whose 102.8 GB a chip it takes 56.1 while sampling and 68.2 while updating by the arithmetic of
 `python -m dapo_jax.plan`, 3.0 more than DAPO.
 """
 

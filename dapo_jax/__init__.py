@@ -17,3 +17,6 @@ def leave(*_, end=os._exit) -> None:  # the real one, whatever a reward is kept 
 _command = any(word.split(".")[0] == "dapo_jax" for word in sys.orig_argv)
 if _command and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, leave)
+for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")) if _command else ():
+    if getattr(sys, _name) is None:  # closed by the caller: a file would get its descriptor
+        setattr(sys, _name, open(os.devnull, _mode))  # noqa: SIM115

@@ -110,7 +110,8 @@ def step(
 def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collected, engine.Stats]:
     """Dynamic Sampling with the policy as it is at the start of the step."""
     rollout, settings = algorithm.config.rollout, algorithm.config.dynamic_sampling
-    missing, ends = rollout.groups - len(state.carried), settings.surplus == "end"
+    missing = rollout.groups - len(state.carried)
+    ends = settings.enabled and settings.surplus == "end"
     decode_params = machine.decode_params(state.params)
     draw, totals = training_draw(algorithm, state.counters.step), []
 

@@ -23,7 +23,7 @@ from dapo_jax.data import arithmetic, problems, prompts, tokenizer
 from dapo_jax.model import attention_kernels, hf, learner, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
-from dapo_jax.rollout import engine
+from dapo_jax.rollout import drafts, engine
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.variants import choose
 
@@ -199,7 +199,7 @@ def assemble(
     longest = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
     fixed = dict(stop_ids=stop_ids, dtype=config.model.dtype, response_tokens=longest)
     fixed |= dict(prompt_tokens=config.data.max_prompt_tokens)
-    sampler = engine.Engine(shape, mesh, rules["decode"], config.rollout, **fixed)
+    sampler = drafts.kind(config.rollout)(shape, mesh, rules["decode"], config.rollout, **fixed)
     rows, optim = validation.micro_rows(config, mesh.shape), config.optim
     items = config.rollout.groups // optim.minibatches * config.rollout.group_size
     sizes = validation.row_tokens(config), rows, items

@@ -12,12 +12,14 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import math
 import os
+import pathlib
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 _stderr = threading.Lock()
@@ -73,13 +75,13 @@ def reading(*place: object, what: str = "cannot be read"):
         raise ValueError(f"{where}: {what}: {describe(error)}") from error
 
 
-_exit, _here = os._exit, threading.local()
+_here = threading.local()
 
 
 @contextlib.contextmanager
 def running():
-    """In this scope the user's code runs: its `os._exit`, which would end a run without a word, is
-    an error as `sys.exit` is. Other threads and forked processes may still end by it."""
+    """In this scope the user's code runs: its `os._exit` and `os.exec*`, which would end a run
+    without a word, are errors as `sys.exit` is. Other threads and forked processes may end so."""
     before, _here.process = getattr(_here, "process", 0), os.getpid()
     try:
         yield
@@ -87,13 +89,35 @@ def running():
         _here.process = before
 
 
-def _leave(status: int) -> None:
+def _guarded(name: str, leave: Callable, *words, **named) -> None:
     if getattr(_here, "process", 0) == os.getpid():
-        raise SystemExit(f"os._exit({status})")
-    _exit(status)
+        raise SystemExit(f"os.{name}({', '.join(map(str, words[:1]))})")
+    leave(*words, **named)
 
 
-os._exit = _leave
+for _name in ("_exit", "execv", "execve"):  # all of os.exec* call the last two
+    setattr(os, _name, functools.partial(_guarded, _name, getattr(os, _name)))
+
+
+def function(place: str, named: str, modules: dict, known: Iterable[str] = ()) -> Callable:
+    """The function that 'FILE.py:NAME' names. modules: path -> module, those imported so far.
+    known: other names that are allowed there. ValueError: no such file or function."""
+    file, _, name = named.rpartition(":")
+    path = pathlib.Path(file).expanduser()
+    if not name.isidentifier() or path.suffix != ".py":
+        raise ValueError(
+            f"{place} {named!r} is not of the form FILE.py:NAME, and none of {', '.join(known)}"
+        )
+    if not path.is_file():
+        raise ValueError(f"{place} {file}: no such file")
+    if path not in modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        modules[path] = importlib.util.module_from_spec(spec)
+        with reading(place, file):
+            spec.loader.exec_module(modules[path])
+    if not callable(found := getattr(modules[path], name, None)):
+        raise ValueError(f"{place} {file} has no function {name!r}")
+    return found
 
 
 @contextlib.contextmanager

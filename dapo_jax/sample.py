@@ -107,7 +107,7 @@ def load(
     for prompt in prompts:
         encode(config, tokenizer, prompt)
         if words := tokenizer.unknown_words(prompt):
-            print(f"warning: the tokenizer does not know: {', '.join(words)}", file=sys.stderr)
+            print("warning: the tokenizer does not know", f"{words}"[:500], file=sys.stderr)
     machine = build.build_machine(
         config, tokenizer.vocab_size, tokenizer.stop_ids, policy.model_dir, others=False
     )

@@ -20,12 +20,11 @@ import jax
 from tqdm import tqdm
 
 from dapo_jax import algorithm, build, parallel
-from dapo_jax.algorithm import Algorithm, StepRecord
+from dapo_jax.algorithm import Algorithm, State, StepRecord
 from dapo_jax.checkpoint import branch, checkpoint, export, remembered, resume, workdir
 from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
-from dapo_jax.dapo.state import State
 from dapo_jax.data import files, problems
 from dapo_jax.evaluation.sampling import Evaluator, evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
@@ -79,7 +78,7 @@ def train(
         start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
-        processes.agree(resume.identity(text))
+        processes.agree(resume.identity(text) | choose.files(config))
         machine = build.build_machine(
             config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
         )
@@ -108,7 +107,7 @@ def run(
 ) -> bool:
     """Steps, evaluations, records and checkpoints up to the end. However it ends, what was opened
     is closed in the reverse order: saver, progress, writer; then the bucket gets what they left."""
-    inputs = resume.inputs(text)
+    inputs = resume.inputs(text, config)
     keep = config.checkpoint
     directory = keep.directory or home.checkpoints
     accept = lambda saved: resume.check(saved, config, inputs, allow_config_change, say)
@@ -121,6 +120,7 @@ def run(
     book.note("resume", step=state.counters.step)
     state, method = choose.resumed(config, state), choose.of(config)
     stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
+    stop, cut, last = "", "", since >= config.steps
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
         after.callback(workdir.try_to_send, home, say)
@@ -142,7 +142,6 @@ def run(
             hooks.phase("evaluation")
             return evaluate_policy(config, machine, text, state, writer, say)
 
-        stop, cut, last = "", "", since >= config.steps
         kept = state if resumed else None  # the newest whose record is written
         try:
             if not resumed:

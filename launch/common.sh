@@ -9,6 +9,7 @@
 # asked for), and installs dapo_jax into it, editable, at the versions of requirements.txt.
 # A second call finds nothing to do and returns at once. Runs under bash 3.2 (macOS) and later.
 
+[[ -n "${HOME+set}" ]] || HOME=~  # of the password file, where the caller has none
 DAPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/flags.sh
 source "$DAPO_ROOT/launch/flags.sh"
@@ -20,7 +21,7 @@ DAPO_NO_PYTHON=69  # exit status when no interpreter can be had, so that callers
 
 dapo_venv() { printf '%s' "$DAPO_ROOT/.venv${1:+-$1}"; }  # dapo_venv [VERSION]
 
-dapo_say() { printf '[set-up] %s\n' "$*" >&2; }
+dapo_say() { printf '[set-up] %s\n' "$(dapo_plain "$*")" >&2; }
 
 # Whether COMMAND is a Python that runs (a pyenv shim may be on PATH and only print an error), is of
 # VERSION (any supported one if empty), and can make a virtual environment.

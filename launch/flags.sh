@@ -2,8 +2,17 @@
 # Flags of the scripts of this folder: read, and checked whole before arithmetic, YAML, ssh or a
 # `case` sees them. Sourced by common.sh. Runs under bash 3.2 (macOS) and later.
 
+# Print TEXT with blanks for what a terminal acts upon: control characters (Unicode's C1, too), line and
+# paragraph separators, turns of the writing direction.
+dapo_plain() {  # dapo_plain TEXT
+    local LC_ALL=C
+    local text="${1//[[:cntrl:]]/ }"
+    text="${text//$'\xc2'[$'\x80'-$'\x9f']/ }" text="${text//$'\xe2\x80'[$'\xa8'-$'\xae']/ }"
+    printf '%s' "${text//$'\xe2\x81'[$'\xa6'-$'\xa9']/ }"
+}
+
 dapo_fail() {  # dapo_fail MESSAGE [STATUS]: one line on stderr, whatever a user's value puts into it
-    printf 'error: %s\n' "${1//[[:cntrl:]]/ }" >&2
+    printf 'error: %s\n' "$(dapo_plain "$1")" >&2
     exit "${2:-1}"
 }
 
@@ -34,7 +43,7 @@ dapo_check_kind() {  # dapo_check_kind KIND VALUE
             [[ ! "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._:/@=,-]*$ || "$value" != *=* ]] || return 0
             printf 'wants KEY=VALUE,... of letters, digits and . _ : / @ -' ;;
         text)
-            [[ -z "$value" || "$value" == *[[:cntrl:]]* ]] || return 0
+            [[ -z "$value" || "$value" != "$(dapo_plain "$value")" ]] || return 0
             printf 'wants text without control characters' ;;
         any) [[ -z "$value" ]] || return 0; printf 'wants a value' ;;
         python)

@@ -74,15 +74,12 @@ listed() {
     done
 }
 
-# Line breaks and tabs aside, control characters are not for YAML; Unicode's neither (C1, line and
-# paragraph separators).
+# Line breaks and tabs aside, control characters are not for YAML.
 check_characters() {
-    local flag
+    local flag text
     for flag in "$@"; do
-        case "${flag//[$'\n\r\t']/}" in
-            *[[:cntrl:]]* | *$'\xc2'[$'\x80'-$'\x9f']* | *$'\xe2\x80'[$'\xa8\xa9']*) dapo_fail \
-                "'$flag' has a control character in it" 2 ;;
-        esac
+        text="${flag//[$'\n\r\t']/}"
+        [[ "$text" == "$(dapo_plain "$text")" ]] || dapo_fail "'$flag' has a control character in it" 2
     done
 }
 
@@ -174,6 +171,10 @@ case "$action" in
         text="$(manifest)"
         dapo_say "node pools: $slices of machine type $machine, topology $shape, $hosts nodes \
 each${spot:+, Spot}"
+        [[ "$type" != tpu7x-* || $hosts == 1 ]] || dapo_say \
+            "which tpu7x wants made with --placement-policy=P and without --tpu-topology, P by: \
+gcloud compute resource-policies create workload-policy P --type=HIGH_THROUGHPUT \
+--accelerator-topology=$shape"
         if [[ -n "$dry_run" ]]; then
             printf '%s\n' "$text"
             dapo_call "${kube[@]}" apply --filename=-

@@ -28,7 +28,7 @@ def test_what_is_known_of_problems_goes_on_with_the_same_problems(monkeypatch):
     stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {}, restore=lambda *_: found)
     for name, stub in stubs.items():
         monkeypatch.setattr(checkpoint, name, stub)
-    monkeypatch.setattr(resume, "inputs", lambda text: {})
+    monkeypatch.setattr(resume, "inputs", lambda *_: {})
     monkeypatch.setattr(resume, "check", lambda *_: next(same))
     source = SimpleNamespace(steps="checkpoints", step=3)
     begun = lambda: branch.state(config.base(), None, source, None, None, None, print)

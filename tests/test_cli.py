@@ -123,11 +123,20 @@ def test_helpfields_lists_every_field(shell):
 
 
 @pytest.mark.parametrize("place", ["file:///x", "foo://x", "http://127.0.0.1:1/x"])
-def test_a_place_of_no_known_kind(place):
+def test_a_place_of_no_known_kind(place, tmp_path):
     readers = (workdir.open_workdir, checkpoint.steps, policy.config_of_run, policy.find_given)
     for reader in readers:
         with pytest.raises(ValueError, match=f"{place}: no kind of place that is known"):
             reader(place)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ValueError, match="Is a directory: .*; name a config file: --config=FILE"):
+        policy.config_of_run(str(tmp_path))
+
+
+def test_a_stream_that_the_caller_closed_is_there():
+    code = "import os, dapo_jax; [os.fstat(number) for number in range(3)]"
+    closed = '"$0" -c "$1" dapo_jax <&- >&- 2>&-'
+    assert scripts.bash("-c", closed, sys.executable, code, PYTHONPATH=ROOT).returncode == 0
 
 
 def test_what_a_native_library_prints_does_not_stand_beside_its_error(capfd):

@@ -152,6 +152,33 @@ MISTAKES = [  # the beginning of the line that is said
 ]
 
 
+def test_what_goes_together_is_what_the_page_says():
+    """Each pair of its table; and with each row all others that no pair of them forbids."""
+    page = (PACKAGE.parent / "docs/on_a_pod.md").read_text().partition("<!-- TOGETHER -->")[2]
+    rows = re.findall(r"^\| \d+ \| (`.*`) \| (.*) \|$", page, re.M)
+    typed = lambda x: ast.literal_eval(x) if x[0] in ".0123456789FT" else x
+    fields = [re.findall("`(.*?)=(.*?)`", names) for names, _ in rows]
+    cell = lambda *pair: rows[max(pair)][1].split("|")[min(pair)].strip()
+
+    def refused(*chosen: int) -> str:
+        c = config.base()
+        c.update({name: typed(x) for i in chosen for name, x in fields[i]})
+        try:
+            return config.validate(c, 1) or ""
+        except config.ConfigError as error:
+            return str(error)
+
+    assert len(rows) == 12
+    for i in range(12):
+        together = [i]
+        for j in {*range(12)} - {i}:
+            line = refused(j, i) if cell(i, j) != "-" else ""
+            assert bool(line) == (cell(i, j) == "no") and "\n" not in line, (i + 1, j + 1, line)
+            if all(cell(j, k) not in ("-", "no") for k in together):
+                together.append(j)
+        assert not refused(*together), together
+
+
 @pytest.mark.parametrize("case", MISTAKES, ids=lambda case: case["says"][:45])
 def test_a_mistake_is_one_line_that_names_its_field(case):
     c = config.base()

@@ -130,7 +130,7 @@ def test_every_model_with_a_place_is_one_whose_shape_is_known(name):
     place = presets.PLACES[name]
     shape = plan.published(place.model)
     assert place.slice.tensor * place.slice.shards == pods.parse(place.slice.pod).chips
-    assert place.model.removesuffix("-Base").endswith(name.removeprefix("R1-"))
+    assert place.model.removesuffix("-Base").endswith(name.removeprefix("R1-").removesuffix("-v6e"))
     c = load("ladder", f"+clip_higher@{name}")
     assert c.model.path == place.model and c.rollout.slots == place.slice.slots
     assert shape.num_kv_heads % place.slice.tensor == 0

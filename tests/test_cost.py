@@ -7,6 +7,7 @@ from test_qwen2 import mesh_of
 
 from dapo_jax import build, config, plan
 from dapo_jax.config import presets, validation
+from dapo_jax.dapo import dynamic_sampling
 from dapo_jax.plan import planner, roofline, simulate
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.simulate import Traffic
@@ -58,6 +59,26 @@ def test_slots_by_hand():
     assert got.count_CxS.sum() >= 13 and (got.count_CxS > 0).sum(1).max() == 1
     with pytest.raises(ValueError, match="2 pages hold no row of 12 tokens"):
         simulate.sample(np.array([[6]]), prompt=5, cap=8, sizes=sizes._replace(pages=2))
+
+
+def test_what_no_batch_can_use_ends_in_the_simulation_as_in_a_run():
+    """By hand, groups of two in four slots: the first is known to teach after one chunk, in which
+    the third got its slots; a chunk later all others end. Where two have to teach nothing does."""
+    sizes = simulate.Sizes(slots=4, shards=1, chunk=2, pages=40, page_tokens=4, prefill_rows=1)
+    length, right = np.array([[2, 2], [2, 8], [8, 8]]), np.array([[1, 0], [0, 0], [1, 0]])
+    got = [simulate.sample(length, 5, 8, sizes, ends) for ends in ((right, 1), (right, 2), None)]
+    assert got[0].count_CxS.tolist() == [[2, 2, 2, 2], [2, 2, 0, 2]]
+    assert got[1].count_CxS.tolist() == got[2].count_CxS.tolist() and len(got[2].steps_C) == 5
+    c, ends = config.base(), lambda problems: simulate.ends(c, Traffic(5, 9), problems)
+    c.rollout.groups, c.rollout.group_size = 64, 16
+    assert ends(1000) is None  # surplus='drop'
+    c.dynamic_sampling.surplus = "end"
+    right, missing = ends(10_000)
+    count = np.bincount(right.sum(1))
+    assert missing == 64 and count[1:16] == pytest.approx(400, abs=80)  # of 6,000 that teach
+    assert right.mean(0) == pytest.approx(np.full(16, 0.3), abs=0.02) and len(count) == 16
+    asked = [dynamic_sampling.round_size(m, 0.6, 64) for m in (ends(88)[1], ends(88)[1] + 1)]
+    assert asked[0] <= 88 < asked[1]
 
 
 def test_rounds_are_those_of_the_runs_own_collect():

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import pathlib
 
 import pytest
@@ -18,6 +19,13 @@ def test_a_file_is_replaced_whole(tmp_path):
     files.write_json(path, {"b": 1})
     assert json.loads(path.read_text()) == {"b": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    (link := tmp_path / "link").symlink_to("config.json")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDWR)
+    for place in (link, pipe):  # they stay what they are
+        files.write(place, "3")
+    assert link.is_symlink() and path.read_text() == "3" and os.read(reader, 9) == b"3"
+    assert pipe.is_fifo() and len([*tmp_path.iterdir()]) == 3
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):

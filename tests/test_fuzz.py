@@ -91,8 +91,6 @@ def runs(name: str, main: Callable[[Sequence[str]], int], *argv) -> None:
     assert not wrong, f"{wrong}: {name} {argv}\n{said.getvalue()[-3000:]}"
 
 
-# --- Values, JSON and bytes ---
-
 # What cases are put together from. A shell would run some texts; nothing here is given to one.
 PIECES = json.loads((ROOT / "tests/data/hostile_pieces.json").read_text())
 TEXTS = [*PIECES["texts"], "x" * 5000, "9" * 400]
@@ -148,9 +146,6 @@ def written(draw, tree):
     """The bytes of a JSON file, rarely changed, rarely bent."""
     made = draw(changed(tree)) if draw(rarely) else tree
     return draw(bent(json.dumps(made).encode()))
-
-
-# --- The config ---
 
 
 def likely(name: str, field: schema.Field) -> st.SearchStrategy:
@@ -209,8 +204,6 @@ def sweeps(folder: Path, over: list[str]) -> None:
         assert len(sweep.folder(setting).encode()) < 256 and "/" not in sweep.folder(setting)
     assert len({sweep.folder(setting) for setting in made}) == len(made)
 
-
-# --- Files ---
 
 ROWS = PIECES["rows"]
 rows = st.sampled_from(ROWS) | st.sampled_from(ROWS).flatmap(changed) | values

@@ -221,12 +221,26 @@ def test_a_judge_of_one_s_own_is_asked_once(params, tmp_path):
         with opened(tmp_path) as journal:
             judge = remembered.judge(Judge(score), journal)
             journal.open(params)
-            said.append(grading.said(judge, [(problem, answer) for answer in grades]))
+            said.append(grading.said(judge, [(problem, tuple(grades))]))
     assert asked == [*grades] and said[0] == said[1]
     assert type(said[1][1].right) is bool and said[1][0] == Grade(0.25)
     with opened(tmp_path) as journal:
         rules = Judge(score, shadow=score)
         assert remembered.judge(rules, journal) is rules
+
+
+def test_a_whole_record_of_other_content_is_damaged():
+    grades = ["", "null", "3", "[]", "{", "[" * 90000, *(f'{{"score": 1, {x}}}' for x in (
+        '"score": "1"', '"score": NaN', '"more": 1', '"right": 1', '"answer": 2', '"parts": [1]',
+    ))]  # fmt: skip
+    for text in grades:
+        journal = SimpleNamespace(get=lambda _, text=text: text.encode(), key=lambda *_: b"")
+        assert remembered.Grades(journal).get([(Problem("q", (), "1", ""), "said")]) == [None]
+    nan = np.float32(np.nan).tobytes()
+    minus = b"\0" + b"\xff" * 4 + bytes(8)
+    for odd in (b"", bytes(1), bytes(12), b"\2" + bytes(12), bytes(5) + nan * 2, minus):
+        assert remembered._response(odd) is None
+    assert remembered._response(bytes(13)).tokens == [0]
 
 
 def test_updates_are_broken_off_between_two_of_them():

@@ -42,9 +42,6 @@ def launch(tmp_path_factory) -> Path:
     return launch
 
 
-# --- What is printed, and what is refused ---------------------------------------------------------
-
-
 def plain(line: str, root: Path) -> str:
     """A command in one spelling of its quotes, and of those of a command in it for the hosts;
     folders that differ between machines get a name."""
@@ -191,9 +188,6 @@ def test_a_hostile_flag_runs_nothing_and_is_refused_in_one_line(script, launch, 
     assert {path.name for path in tmp_path.iterdir()} == {"out", "err"}
 
 
-# --- Set-up ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def set_up(checkout, tools):
     """Sources common.sh and sets up: the completed process, and the fake uv's calls so far."""
@@ -262,9 +256,6 @@ def test_setup_looks_for_a_python_that_runs(checkout, tools, set_up):
     done, _ = set_up(path=tools)
     assert done.returncode == 69
     assert done.stderr.startswith("error: no Python 3.11-3.14 found")
-
-
-# --- The Dockerfile -------------------------------------------------------------------------------
 
 
 def test_the_image_has_what_a_host_has():

@@ -3,9 +3,6 @@ gradients agree with central differences. Every layout: test_update.py."""
 
 import pathlib
 import re
-import runpy
-import shutil
-import subprocess
 from types import SimpleNamespace
 
 import jax
@@ -14,11 +11,12 @@ import numpy as np
 import pytest
 
 from dapo_jax import build, config
-from dapo_jax.config import presets, validation
+from dapo_jax.checkpoint import resume
+from dapo_jax.config import presets, schema, validation
 from dapo_jax.dapo import objective, update
 from dapo_jax.dapo.advantage import group_normalize, whiten
 from dapo_jax.dapo.settings import Advantage
-from dapo_jax.variants import objectives
+from dapo_jax.variants import choose, objectives
 
 # Four responses of 4, 2, 3 and 1 tokens to two prompts, packed as two to a row; the last of them in
 # front of the third, and a cell of a prompt before it.
@@ -42,6 +40,12 @@ def tokens(cells):
 
 PACKED = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
 OVER = update.per_response(PACKED)
+
+
+def changed(objective):
+    c = config.base()
+    c.loss.objective = objective
+    return c
 
 
 def evaluate(name, normalizer, advantage=ADVANTAGE, importance="token", **changes):
@@ -191,37 +195,70 @@ def test_whitened_over_the_tokens_of_the_batch():
 # --- The table -----------------------------------------------------------------------------------
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SHIPPED = {"ppo", "cispo", "gspo", "gspo_token", "rloo", "sapo"}
+REINFORCE = -np.mean(ADVANTAGE * NEW)
+OTHERS_OWN = """
+import jax.numpy as jnp
+from dapo_jax.dapo.objective import ppo_clip
+def sums(logp, old_logp, advantage, c, per_response): return jnp.sum(logp)
+def five(logp, old_logp, advantage, c): return logp
+def text(logp, old_logp, advantage, c, per_response): return "x"
+ours = ppo_clip
+"""
 
 
-@pytest.mark.skipif(
-    objectives.OBJECTIVES.keys() != SHIPPED,
-    reason="objectives of your own: the page's diff is for the file as it is shipped",
-)
-def test_the_page_s_diff_is_an_objective(tmp_path, monkeypatch):
-    """REINFORCE of docs/own_loss.md: -A sum log pi, a mean over responses. The diff changes one
-    file, and nothing else has to know the name: checks and trainer take it."""
+@pytest.fixture
+def own(tmp_path):
+    """REINFORCE and the other objective of docs/own_loss.md, as a file."""
     page = (ROOT / "docs" / "own_loss.md").read_text()
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", page, re.S | re.M)
-    changed = re.findall(r"^[+-](?![+-]{2} )", diff, re.M)
-    assert changed.count("+") <= 15 and "-" not in changed
-    file = pathlib.Path("dapo_jax", "variants", "objectives.py")
-    assert re.findall(r"^\+\+\+ b/(\S+)", diff, re.M) == [str(file)]
-    (tmp_path / file.parent).mkdir(parents=True)
-    shutil.copy(ROOT / file, tmp_path / file)
-    subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
-    patched = runpy.run_path(tmp_path / file)["OBJECTIVES"]
-    (name,) = patched.keys() - SHIPPED
-    monkeypatch.setitem(objectives.OBJECTIVES, name, patched[name])
+    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    (tmp_path / "my_loss.py").write_text(shown + OTHERS_OWN)
+    return tmp_path / "my_loss.py"
+
+
+def test_the_page_s_objectives_train(own):
+    """-A log pi, a mean over tokens; checks and trainer take it from its file."""
     c = config.base()
-    c.loss.objective = name
+    c.loss.objective = f"{own}:reinforce"
     config.validate(c, 1)
-    choice, numbers = objectives.choice(c.loss), objective.coefficients(c.loss)
-    term = choice.token_loss(rows(NEW), rows(OLD), rows(ADVANTAGE), numbers, OVER)
-    assert float(term.loss.sum() / 4) == pytest.approx(0.9125, rel=1e-6)
+    assert evaluate(f"{own}:reinforce", "batch_tokens")[0] == pytest.approx(REINFORCE, rel=1e-6)
+    _, soft, _ = evaluate(f"{own}:soft_clip", "batch_tokens", clip_low=1.0, clip_high=100.0)
+    ratio = np.exp(np.subtract(NEW, OLD))
+    np.testing.assert_allclose(soft, -ratio * ADVANTAGE / 10, rtol=2e-6)
     trainer = build.build_machine(c, 48, (0, 1), None).trainer
     sums = jax.eval_shape(trainer.update, *trainer.abstract(1, 8, 64))[-1]
     assert {"loss", "ratio_max"} <= sums.keys()
+    assert evaluate(f"{own}:ours", "group_tokens")[0] == evaluate("ppo", "group_tokens")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("sums", "it gives no loss per token: loss is float32(), of inputs float32(2, 3)"),
+        ("five", "TypeError: five() takes 4 positional arguments but 5 were given"),
+        ("text", "it gives no loss per token"),
+        ("none", "has no function 'none'"),
+    ],
+)
+def test_what_is_no_objective_is_one_line(own, name, why):
+    c = config.base()
+    c.loss.objective = f"{own}:{name}"
+    (line,) = validation.check_objective(c.loss)
+    assert line.startswith("config.loss.objective: ") and why in line and "\n" not in line
+
+
+def test_an_objective_is_the_same_function_until_its_file_changes(own):
+    name = f"{own}:reinforce"
+    before, hashed = objectives.named(name), choose.files(changed(name))
+    assert objectives.named(name) == before and choose.files(config.base()) == {}
+    own.write_text(own.read_text().replace("-advantage * logp", "-2 * advantage * logp"))
+    assert choose.files(changed(name)) != hashed and objectives.named(name) != before
+    assert evaluate(name, "batch_tokens")[0] == pytest.approx(2 * REINFORCE, rel=1e-6)
+    c = changed(name)
+    saved = {"config": schema.leaves(c), "data": "d", "versions": {}}
+    inputs = {"data": "d", "reward": "", **choose.files(c)}
+    assert resume.check(saved | choose.files(c), c, inputs, False, print)
+    with pytest.raises(config.ConfigError, match=r"file of config\.loss\.objective: it has other"):
+        resume.check(saved | hashed, c, inputs, False, print)
 
 
 def test_warnings_of_what_works_and_is_not_the_paper_s():

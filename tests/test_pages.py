@@ -69,8 +69,9 @@ def last(folder, run="mine") -> dict:
 
 
 def own_data(said, desk) -> None:
-    inspected, trained, integers, prepared = said
+    inspected, trained, asked, integers, prepared = said
     assert re.search(r"^rows +22\n.*^duplicates +2 .*^tokens +", inspected, re.S | re.M)
+    assert re.search(r"^gold +\d+ of 28 answers .*^others .*^--- problem ", asked, re.S | re.M)
     assert {"eval/aime24/avg@k", "eval/mine/avg@k"} <= last(desk).keys() and "done: 2" in trained
     assert "20 problems, of 0 the answer was transformed; 0 left out" in integers
     assert len((desk / "integers.jsonl").read_text().splitlines()) == 20
@@ -210,7 +211,8 @@ RUNS = {
 AFTER = (  # what is done with a run that is there, or without one: the tests below
     FIRST, "the scores of a trained run on other problems", "a branch from step 1, with the"
     " optimizer", "a model for transformers or vLLM", "from a cell of a notebook",
-    "a sweep of three learning rates, compared", POD,
+    "a sweep of three learning rates, compared", POD, "why a sample of a step is what it is",
+    "a run as one file to be sent",
 )  # fmt: skip
 
 
@@ -249,6 +251,10 @@ def test_what_is_done_with_a_run(desk, typed):
     clock = re.compile("time/|perf/|sampling/evicted")
     branch = {k: v for k, v in last(desk, "branch").items() if not clock.match(k)}
     assert found["optim/grad_norm"] > 0 and branch.items() <= found.items()  # step 2, optimizer too
+    (line,) = WEEK["why a sample of a step is what it is"][1]
+    assert "\nas recorded: " in (why := typed(desk, line)) and "\nsample 0:\n" in why
+    (line,) = WEEK["a run as one file to be sent"][1]
+    assert "mine.html" in typed(desk, line) and "<svg" in (desk / "mine.html").read_text()
     (line,) = WEEK["a model for transformers or vLLM"][1]
     typed(desk, line)
     about = json.loads((desk / "hf" / "config.json").read_text())

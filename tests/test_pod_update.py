@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.slow, needs_libtpu]
 
 
 def test_the_32b_update_is_in_place_and_gathers_what_the_cost_model_says():
-    """State in place, no resharding of whole arrays, no work but the model's and one more forward
-    pass. Whole rows of the residual stream come from gathers, no more than the cost model counts,
-    and none from a sum that every device gets whole. (On a slice of eight chips XLA makes such
-    sums.) What all 64 layers take of a chip: benchmarks/pod_plan.py."""
+    """State in place, no resharding of whole arrays, no product twice but the head's (.13) and of
+    scores in splash's backward pass (.07). Whole rows of the residual stream come from gathers, no
+    more than the cost model counts, and none from a sum that every device gets whole. (On a slice
+    of eight chips XLA makes such sums.) All 64 layers on a chip: benchmarks/pod_plan.py."""
     c = presets.dapo_math("32B")
     shape = plan.network(c)._replace(num_layers=2)
-    mesh = topology.make_mesh("v5p:4x4x8", c.mesh.to_dict())
+    mesh = topology.make_mesh("v5p:4x4x8", config.resolve_mesh(c, 128))
     tx = learner.optimizer(0.9, 0.999, 1e-8, 0.0, 1.0)
     setup = learner.Setup(mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     trainer = update.Trainer(shape, setup)
@@ -32,7 +32,7 @@ def test_the_32b_update_is_in_place_and_gathers_what_the_cost_model_says():
     attention = T * shape.num_heads * shape.head_dim * shape.num_layers
     multiplied = qwen2.param_count(shape) - shape.vocab_size * shape.hidden_size  # not looked up
     needed = 6 * (multiplied + attention) * micro_batches * rows * T
-    assert 1.2 < work / needed <= 1.38
+    assert 1.15 < work / needed <= 1.2
 
     program, log = topology.compile_watched(traced.lower())
     assert "Involuntary full rematerialization" not in log

@@ -314,6 +314,7 @@ def test_workers_judge_side_by_side_what_waits(failing):
         ("slow", "took more than 2 s"),
         ("die", "ended its process"),
         ("leave", "SystemExit: os._exit(0) (failing.py line 23)"),
+        ("become", "SystemExit: os.execv(/bin/true) (failing.py line 25)"),
         ("spill", "wrote to the descriptor on which grades are sent"),
         ("raise", "ZeroDivisionError: division by zero (failing.py line 19)"),
     ],

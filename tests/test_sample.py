@@ -13,7 +13,7 @@ from tiny_config import __file__ as CONFIG, get_config as tiny
 from tokenizers.pre_tokenizers import ByteLevel
 
 from dapo_jax import sample
-from dapo_jax.data import tokenizer as tokenizer_lib
+from dapo_jax.data import prompts, tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 
 
@@ -88,7 +88,8 @@ def draws(c, prompt="6 * 7", **settings):
 def test_shown_is_drawn(model):
     c = copy.deepcopy(model)
     texts, shown = draws(c, n=3, max_tokens=20)
-    assert shown == "".join(f"--- {i + 1} of 3\n{t}\n" for i, t in enumerate(texts))
+    told = enumerate(map(prompts.visible, texts), 1)
+    assert shown == "".join(f"--- {i} of 3\n{t}\n" for i, t in told)
     assert len(set(texts)) == 3
     assert draws(c, n=2, max_tokens=20)[0] == texts[:2]
     c.eval.temperature = 0.0
@@ -100,10 +101,18 @@ def test_shown_is_drawn(model):
     assert chat != greedy[:1] and chat == draws(c, "6 * 7!", n=1, max_tokens=20)[0]
 
 
-def test_refusals(model):
+def test_refusals_and_a_warning(model, tmp_path, capsys):
     for prompt, wrong in (("x" * 33, "33 tokens; 1 to .* = 32 are allowed"), ("", "0 tokens")):
         with pytest.raises(ValueError, match=f"prompt: {wrong}"):
             draws(model, prompt, n=1, max_tokens=4)
+    words = tokenizers.models.WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    model.tokenizer.path = str(tmp_path)
+    with pytest.raises(ValueError, match="prompt: 0 tokens"):
+        sample.load(model, tmp_path, n=1, max_tokens=4, prompts=["\x1b[2J" + "x" * 9000, ""])
+    model.tokenizer.path, said = "", capsys.readouterr().err
+    assert said.startswith(r"warning: the tokenizer does not know ['\x1b[2Jx") and len(said) < 600
 
 
 @pytest.mark.parametrize(

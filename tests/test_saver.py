@@ -35,10 +35,10 @@ def state(step):
     return State({"w": jnp.full(3, step)}, {"m": jnp.zeros(2)}).count(step=step)
 
 
-def open_saver(directory, said, **options):
+def open_saver(directory, said, on_saved=print, **options):
     c = config.base()
     c.checkpoint.update(options)
-    return saver.Saver(directory, c, {}, said.append)
+    return saver.Saver(directory, c, {}, said.append, on_saved)
 
 
 def steps(directory):
@@ -46,8 +46,8 @@ def steps(directory):
 
 
 def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, disk):
-    said = []
-    with open_saver(tmp_path / "c", said) as s:
+    said, saved = [], []
+    with open_saver(tmp_path / "c", said, saved.append) as s:
         s.after_step(state(1), due=True)
         s.after_step(state(2), due=True)
         s.after_step(state(3), due=False)
@@ -64,7 +64,7 @@ def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, di
         s.after_step(state(10), due=False)
         assert steps(tmp_path / "c") == [9, 2]
         s.after_step(state(11), due=False)  # and is content
-        assert steps(tmp_path / "c") == [9, 2]
+        assert steps(tmp_path / "c") == [9, 2] and saved == [1, 2, 9]
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["2", "9"]
 
 

@@ -460,6 +460,7 @@ def test_one_program_cuts_the_last_rows_where_they_are_short(params, batch, expe
         given, places = packed(made, batch, **layout)
         logp = made.log_probs(params, given.rows, given.micro_batches, TEMPERATURE)
         assert_near(dense(batch.items, unpack(np.asarray(logp), places)), want)
+        assert len(logp) > given.micro_batches and not logp[given.micro_batches :].any()
     assert made.update._cache_size() == made.log_probs._cache_size() == 1
 
 

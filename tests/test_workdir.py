@@ -47,6 +47,15 @@ def test_a_config_that_is_no_run_s(tmp_path):
     assert "its config.json is not a run's" in refused(tmp_path)  # the last is a model's
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "rollouts", "checkpoints"])
+def test_what_a_run_writes_is_of_its_kind(name, tmp_path):
+    files.write_json(tmp_path / "config.json", config.leaves(config.base()))
+    for make in (os.mkfifo, lambda path: path.symlink_to(name)):
+        make(tmp_path / name)
+        assert f"its {name} is no f" in refused(tmp_path)
+        (tmp_path / name).unlink()
+
+
 def test_checkpoints_elsewhere_have_a_lock_of_their_own(tmp_path):
     """Whoever comes by another workdir, or by the workdir whose checkpoints they are. That a lock
     ends with its process: tests/faults/test_system.py."""

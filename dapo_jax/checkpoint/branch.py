@@ -36,7 +36,7 @@ def state(
     with checkpoint.reader(directory) as m:
         try:
             saved = checkpoint.read_state(m, step)
-            same = resume.check(saved, config, resume.inputs(text), True, say)
+            same = resume.check(saved, config, resume.inputs(text, config), True, say)
             found = checkpoint.restore(m, step, like, shardings)
             found = found if same else found._replace(by_problem={})
         except checkpoint.Damaged as error:

@@ -164,7 +164,7 @@ def read_state(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
             raise Damaged(f"state: {name} is {value!r:.40}")
     known = [saved.get(k) for k in ("config", "versions", "content")]
     good = all(isinstance(x, dict) for x in known) and isinstance(known[2].get("arrays"), dict)
-    if not good or not isinstance(saved.get("data"), str) or saved.get("step") != step:
+    if not good or not isinstance(saved.get("data", ""), str) or saved.get("step") != step:
         raise Damaged("state has other fields than were saved")
     return saved
 

@@ -1,5 +1,6 @@
 """Finished responses and grades as records of the journal, so that they are not made again."""
 
+import contextlib
 import functools
 import json
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dapo_jax import parallel
 from dapo_jax.checkpoint.journal import Journal, digest
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data.problems import Problem
-from dapo_jax.reward import grading
+from dapo_jax.reward import functions, grading
 from dapo_jax.rollout import engine
 from dapo_jax.rollout.engine import Draw, Request, Response
 
@@ -61,8 +62,7 @@ class Grades:
         self._journal = journal
 
     def get(self, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | None]:
-        kept = (self._journal.get(self._key(job)) for job in jobs)
-        return [plain and Grade(**json.loads(plain)) for plain in kept]
+        return [_grade(self._journal.get(self._key(job))) for job in jobs]
 
     def put(self, job: tuple[Problem, str], grade: Grade) -> None:
         self._journal.put(self._key(job), json.dumps(grade._asdict()).encode())
@@ -75,8 +75,7 @@ class Grades:
 
 def watch(before: engine.Watch, journal: Journal, check) -> engine.Watch:
     """`before` with the journal as its store. check: see `Watch`."""
-    store = Responses(journal) if journal.on else engine.Store()
-    return before._replace(check=check, store=store)
+    return before._replace(check=check, store=Responses(journal) if journal.on else engine.Store())
 
 
 def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
@@ -87,8 +86,14 @@ def judge(before: grading.Judge, journal: Journal) -> grading.Judge:
 
 
 def _response(payload: bytes | None) -> Response | None:
-    if payload is None or len(payload) % 12 != 1:
+    if not payload or len(payload) % 12 != 1 or payload[0] > 1:
         return None
     tokens, logps, entropies = np.frombuffer(payload[1:], np.int32).reshape(3, -1).copy()
     logps, entropies = logps.view(np.float32), entropies.view(np.float32)
-    return Response(tokens, logps, entropies, bool(payload[0]))
+    whole = len(tokens) and tokens.min() >= 0 and np.isfinite([logps, entropies]).all()
+    return Response(tokens, logps, entropies, bool(payload[0])) if whole else None
+
+
+def _grade(payload: bytes | None) -> Grade | None:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        return functions.checked(Grade(**json.loads(payload or b"null")))

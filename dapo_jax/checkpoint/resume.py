@@ -22,7 +22,8 @@ HARMLESS = (
     "init_from", "init_state",  # used only if the workdir has no checkpoint
     "model.path",  # may have moved: weights are in the checkpoint, tokens in the fingerprint
     "model.scan_layers", "model.attention", "model.remat", "model.attention_chunk",
-    "model.head_chunk", "reward.workers", "rollout.slots", "rollout.chunk",
+    "model.head_chunk", "reward.workers", "reward.concurrency", "rollout.slots", "rollout.chunk",
+    "rollout.draft_cost", "rollout.draft_tokens", "rollout.draft_places",
     "rollout.prefill_prompts", "rollout.prefill_tokens", "rollout.page_tokens",
     "rollout.cache_fraction", "optim.micro_batch_rows", "optim.row_tokens", "optim.offload",
     "optim.last_row_tokens", "optim.max_skipped",
@@ -79,7 +80,9 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
     own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source", "reply"))
     if own and saved.get("reward", "") != inputs["reward"]:
         meaningful.append("the file of config.reward.function: it has other contents")
-    same = saved["data"] == inputs["data"]
+    if saved.get("objective", "") != inputs.get("objective", ""):
+        meaningful.append("the file of config.loss.objective: it has other contents")
+    same = saved.get("data") == inputs["data"]
     if not same and not any("config.data." in line for line in meaningful):
         what = "the training problems: other prompts, tokens or answers under the same names"
         meaningful.append(what)
@@ -121,10 +124,10 @@ def among(field: str, names: Sequence[str]) -> bool:
     return any(field == name or (name[-1] == "." and field.startswith(name)) for name in names)
 
 
-def inputs(text: Text) -> dict[str, str]:
+def inputs(text: Text, config) -> dict[str, str]:
     """What a run depends on besides its config, as saved: hashes of the problems and of the files
-    of reward functions."""
-    return {"data": fingerprint(text.train), "reward": text.judge.source}
+    of reward functions and of an objective of the user's."""
+    return {"data": fingerprint(text.train), "reward": text.judge.source} | choose.files(config)
 
 
 def identity(text: Text) -> dict[str, str]:

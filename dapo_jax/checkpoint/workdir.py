@@ -134,8 +134,7 @@ def _open_remote(name: str) -> Workdir:
     return home
 
 
-def _stamp(path: pathlib.Path) -> tuple:
-    return path.stat().st_mtime_ns, path.stat().st_size
+_stamp = lambda path: (path.stat().st_mtime_ns, path.stat().st_size)
 
 
 def send(home: Workdir) -> None:
@@ -173,7 +172,7 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
     """ValueError: the directory belongs to a model or another program, whose config.json or logs a
     run would overwrite."""
     config = workdir / "config.json"
-    if config.exists():
+    if config.is_file():
         try:
             known = "rollout.group_size" in json.loads(config.read_bytes())
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -187,6 +186,9 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
         alone = lambda path: path.is_dir() and [p.name for p in path.iterdir()] == [_LOCK]
         there = [n for n in _OURS if (workdir / n).exists() and not alone(workdir / n)]
         wrong = there and f"holds {', '.join(there)} but no config.json of a run"
+    for path in (workdir / n for n in (*_OURS, "config.json", "events.jsonl", "eval", "data")):
+        if os.path.lexists(path) and not (path.is_file() if path.suffix else path.is_dir()):
+            wrong = wrong or f"its {path.name} is no {'file' if path.suffix else 'folder'}"
     if wrong:
         raise ValueError(f"--workdir={name}: {wrong}; choose another directory")
 

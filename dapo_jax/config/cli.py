@@ -135,7 +135,7 @@ def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> lis
             sys.exit()
         CONFIG.overrides = overrides(given, bad)
         rest = flags.FLAGS(argv)
-    except (flags.Error, UnicodeError) as error:
+    except (flags.Error, UnicodeError, OSError) as error:
         fail("\n".join([*bad, str(error).splitlines()[0]]))
     if stray := rest[1 + len(arguments) :]:
         bad.append(f"unexpected argument {stray[0]!r}; flags are written --name=value")
@@ -148,7 +148,7 @@ def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> lis
         made = None if flags.FLAGS["config"].present else without_config()
         CONFIG.value = made or load(FILE.value)
         apply(CONFIG.value, CONFIG.overrides)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         bad += str(error).splitlines()
     if bad:
         fail("\n".join(bad))

@@ -16,7 +16,7 @@ WITHOUT: dict[str, Callable[[Config], dict[str, Any]]] = {
     "token_loss": lambda c: {"loss.normalizer": "sequence"},
     "dynamic_sampling": lambda c: {
         "dynamic_sampling.enabled": False,
-        "dynamic_sampling.surplus": "drop",
+        "dynamic_sampling.surplus": c.dynamic_sampling.surplus.replace("carry", "drop"),
     },
 }
 

@@ -189,12 +189,13 @@ def dapo_math(argument: str) -> Config:
         raise ValueError(f"no reading {reading!r}; there is SIZE (the paper's) and SIZE,verl")
     model, where, context = PLACES[size]
     c = verl() if reading else paper()
-    c.model.path = model
-    c.data.train = "dapo-math-17k.parquet"
+    c.model.path, c.data.train = model, "dapo-math-17k.parquet"
     c.eval.files = "aime24=aime-2024.parquet"
     response = min(c.rollout.max_response_tokens, context - c.data.max_prompt_tokens)
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = response, response // 5
     c.steps = 320  # 5,120 updates
+    c.dynamic_sampling.surplus, c.rollout.prefill_tokens = "end", 256  # prompts have about 200
+    c.optim.last_row_tokens = (c.data.max_prompt_tokens + response) // 2
     return place(c, where)
 
 
@@ -243,7 +244,6 @@ def one_chip() -> Config:
     c.model.head_chunk = 256  # logits of 256 tokens at a time: 156 MB
     c.reward.overlong_buffer_tokens = 128
     c.optim.minibatches, c.optim.micro_batch_rows, c.optim.warmup_steps = 4, 2, 5
-    c.steps = 100
     c.eval.every, c.eval.k, c.eval.max_problems, c.eval.top_p = 20, 1, 256, 1.0
-    c.checkpoint.every, c.checkpoint.keep = 10, 1
+    c.steps, c.checkpoint.every, c.checkpoint.keep = 100, 10, 1
     return c

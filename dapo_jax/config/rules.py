@@ -28,7 +28,7 @@ def one_ratio(loss: Loss) -> bool:
     """Whether the objective has one ratio for a whole response."""
     from dapo_jax.variants import objectives  # imports JAX, which a config file does not need
 
-    chosen = objectives.OBJECTIVES.get(loss.objective)
+    chosen = objectives.OBJECTIVES.get(loss.objective)  # of one of the user's, nobody knows
     return bool(chosen and chosen.of_responses)
 
 

@@ -13,6 +13,7 @@ from dapo_jax.config.rules import check_cache, longest, relations, warm_up, warn
 from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss
+from dapo_jax.data import environments
 
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
@@ -93,7 +94,8 @@ def _names_several(path: str) -> bool:
     """Whether it may be a pattern or a data set of the hub: the reader looks (data/rows.py)."""
     local = path.startswith(("/", ".", "~")) or "/" not in path
     named = ":" in path or not path.endswith((".parquet", ".jsonl", ".json", ".csv", ".gz"))
-    return glob.has_magic(path) or (named and not local)
+    environment = path.startswith(environments.PREFIX)
+    return environment or glob.has_magic(path) or (named and not local)
 
 
 # --- Sizes and names ---
@@ -179,7 +181,13 @@ def check_objective(loss: Loss) -> list[str]:
 
     bad, known = [], objectives.OBJECTIVES
     for name, table in (("objective", known), ("importance", objectives.IMPORTANCE)):
-        if (given := getattr(loss, name)) not in table:
+        given = getattr(loss, name)
+        if name == "objective" and ".py:" in given:
+            try:
+                objectives.named(given)
+            except ValueError as error:
+                bad.append(str(error))
+        elif given not in table:
             bad.append(f"config.loss.{name}: {given!r} is not one of {', '.join(table)}")
     if loss.dual_clip and loss.objective in known and not known[loss.objective].dual_clip:
         bad.append(f"config.loss.dual_clip: {loss.objective!r} has no dual clip; set 0 (off)")

@@ -88,6 +88,7 @@ def needed(
     accepted, nothing of the problems behind them can be used. A group is sure as soon as those of
     its responses that have ended can be told apart: the others cannot undo that.
     asked: the problems of a round. grade: (groups) -> the groups with grades."""
+    known = [False] * len(asked)  # whether it is sure
     ended: dict[int, Group] = {}  # by request: its response alone, with its grade
 
     def sure(ones: list[Group]) -> bool:
@@ -102,8 +103,8 @@ def needed(
         new = [i for i, r in enumerate(responses) if r is not None and i not in ended]
         alone = [asked[i // G]._replace(responses=[responses[i]]) for i in new]
         ended.update(zip(new, grade(alone), strict=True))
-        of = lambda n: [ended[i] for i in range(n * G, n * G + G) if i in ended]
-        known = [bool(ones) and sure(ones) for ones in map(of, range(len(asked)))]
+        for n in {i // G for i in new}:
+            known[n] = sure([ended[i] for i in range(n * G, n * G + G) if i in ended])
         return enough(known, missing) * G
 
     return wanted
@@ -156,9 +157,7 @@ def collect(
         # swing the estimate; where nobody knows it, as a single one.
         weight = need if prior < 1 else 1
         accept_rate = max((teaching + prior * weight) / (len(drawn) + weight), 1 / 64)
-    used, extra = accepted[:need], accepted[need:]
-    if settings.surplus != "carry":
-        extra = []
-        if len(used) == need and rounds:
-            position = used[-1].position + 1
+    used, extra = accepted[:need], accepted[need:] if settings.surplus == "carry" else []
+    if settings.surplus != "carry" and len(used) == need and rounds:
+        position = used[-1].position + 1
     return Collected(used, extra, drawn, position, rounds, accept_rate)

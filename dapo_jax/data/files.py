@@ -10,14 +10,18 @@ from typing import Any
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
     """A reader sees the old file or the new one, never a part, also while other processes write it.
-    OSError: with the path. ValueError: it can be no file's."""
+    Links stay; devices and pipes are written to. OSError: with the path. ValueError: no file's."""
     if not path.name:
         raise ValueError(f"{path}: is a folder; name a file")
     data = content.encode() if isinstance(content, str) else content
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    target = pathlib.Path(os.path.realpath(path))
+    draft = target.with_name(f"{target.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
-        draft.write_bytes(data)
-        draft.replace(path)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            draft.write_bytes(data)
+            draft.replace(target)
     except OSError as error:  # the error of a full disk names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -28,7 +28,9 @@ from dapo_jax.data.tokenizer import Tokenizer
 
 _PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
 SCHEMAS = (("verl_row",), ("prompt", "reward_model"), *itertools.product(_PROMPTS, _ANSWERS))
-_NEEDS = "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS)
+_NEEDS = (
+    "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS) + "; data.columns names others"
+)
 _COLUMNS = {"source_prompt", "data_source"}.union(*SCHEMAS)
 _SHOW = reprlib.Repr()  # bounded in length and depth, so that no value can spoil a message
 _SHOW.maxstring = _SHOW.maxother = 60
@@ -40,6 +42,7 @@ class Problem(NamedTuple):
     answer: str  # an integer, any size: no '+', no leading zeros, no separators; or any text
     source: str  # data_source of the row, else the file's name
     row: Mapping[str, Any] = MappingProxyType({})  # all columns but the prompt, if `Reading.whole`
+    chat: bool = False  # whether the prompt came as a chat and not as a text
 
     def __hash__(self):
         return hash(self.id)
@@ -212,7 +215,7 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
             field, value = "solution \\boxed", boxed
     elif isinstance(value, str) and "####" in value and not verl:
         value = value.rsplit("####", 1)[1]
-    return Problem("", messages, value, source, rest), field, mapped
+    return Problem("", messages, value, source, rest, not isinstance(prompt, str)), field, mapped
 
 
 def first_given(row: dict, names: Sequence[str]) -> str:

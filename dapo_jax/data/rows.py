@@ -1,6 +1,7 @@
 """Raw rows of parquet, JSON lines, JSON and CSV files, found by path, pattern or hub name.
 
     mine.jsonl   data/*.parquet   openai/gsm8k:main/train-*   OWNER/NAME@REVISION:FILE
+    verifiers:ID (environments.py)
 
 Text files may be compressed (.gz). A name OWNER/NAME that is not a local file is a data set of the
 Hugging Face hub; its files are downloaded once and then read from the hub's cache. The pattern
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_jax import gate
+from dapo_jax.data import environments
 
 SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
@@ -49,6 +51,8 @@ def find(name: str | Path) -> list[Path]:
     """The files that a name stands for. ValueError: no file matches the pattern; the data set
     cannot be fetched from the hub, or has several files and the name chooses none."""
     name = str(name)
+    if name.startswith(environments.PREFIX):
+        return [environments.rows(name)]
     if is_hub(name):
         return _from_hub(name, *_HUB.fullmatch(name).groups())
     path = Path(name).expanduser()

@@ -33,8 +33,7 @@ class Clocks(NamedTuple):
 
 def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, problems: int) -> dict:
     """All numbers of a rollout step. state: after it. problems: in the training set."""
-    stats, counters = record.stats, state.counters
-    seconds = clocks.done - clocks.started
+    stats, counters, seconds = record.stats, state.counters, clocks.done - clocks.started
     # Not `stats.tokens`: of what is judged now, some may have been drawn in earlier steps.
     tokens = sum(r.length for g in record.batch.drawn for r in g.responses)
     return (
@@ -55,6 +54,7 @@ def step_metrics(config, state: State, record: StepRecord, clocks: Clocks, probl
             "perf/cache_peak": stats.peak_cache,
             "sampling/evicted": stats.evicted,
         }
+        | (stats.drafts.metrics() if stats.drafts else {})
         | record.metrics
     )
 

@@ -57,6 +57,7 @@ class Geometry(NamedTuple):
     head_dim: int  # as stored: padded for the kernel
     cores: int = 1  # of a device, that the kernel shares its rows out to
     quantized: bool = False  # int8 and scales in place of numbers of the compute dtype
+    gathers: bool = False  # several rows may read one row's page, where a page is a whole row
 
     @property
     def transposed(self) -> bool:
@@ -111,6 +112,7 @@ def geometry(
     fraction: float,
     cores: int = 1,
     quantized: bool = False,
+    gathers: bool = False,
 ) -> Geometry:
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
     page_tokens 0: what is fast. fraction: of the pages that all rows at full length take."""
@@ -126,19 +128,12 @@ def geometry(
     lanes = _LANES if reader == "kernel" else 1
     rows = slots // shards
     arrays = 1 if shape.scan_layers else shape.num_layers
+    pages = rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages))
     return Geometry(
-        reader=reader,
-        page_tokens=page_tokens,
-        row_pages=row_pages,
-        pages=rows if reader == "rows" else max(row_pages, math.ceil(fraction * rows * row_pages)),
-        shards=shards,
-        arrays=arrays,
-        layers=shape.num_layers // arrays,
-        kv_heads=shape.num_kv_heads,
-        head_dim=-(-shape.head_dim // lanes) * lanes,
-        cores=cores,
-        quantized=quantized,
-    )
+        reader, page_tokens, row_pages, pages, shards, arrays, layers=shape.num_layers // arrays,
+        kv_heads=shape.num_kv_heads, head_dim=-(-shape.head_dim // lanes) * lanes, cores=cores,
+        quantized=quantized, gathers=gathers,
+    )  # fmt: skip
 
 
 def vector_bytes(g: Geometry, dtype) -> int:
@@ -378,7 +373,9 @@ def _gather_scales(pages: Pages, table_BxQ):
 def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
     S, H, d = q_SxHxd.shape
     K, C = pages[0].shape[0], g.page_tokens
-    if g.layers > 1 or g.pages > S:  # a call of few requests has fewer rows than the pool
+    if g.gathers:
+        pages = (x[:, layer * g.pages + rows.table_SxR[:, 0]] for x in pages)
+    elif g.layers > 1 or g.pages > S:  # a call of few requests has fewer rows than the pool
         pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, S, axis=1) for x in pages)
     keys, values, *scales = pages
     keys, values = (_numbers(x).astype(q_SxHxd.dtype) for x in (keys, values))

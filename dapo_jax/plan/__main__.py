@@ -45,7 +45,7 @@ def define_flags() -> None:
     flags.DEFINE_float("sigma", default["sigma"], "Assumed std of log response length.", 0, 3)
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
     flags.DEFINE_integer("eval_problems", default["eval_problems"], "Assumed problems of a set.", 0)
-    flags.DEFINE_bool("staleness", False, "Simulate staleness 0, 1, 2, on one mesh and two.")
+    flags.DEFINE_bool("staleness", False, "Simulate staleness 0, 1, 2.")
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")

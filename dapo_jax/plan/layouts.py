@@ -71,21 +71,21 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
     """Yields (Choice without its seconds, config) for what fits with `room`, a share of the memory,
     to spare. Of the ways to rematerialize only the first that fits, which computes least again; the
     cache is as large as it can be."""
-    kept = ("attention", "full") if shape.remat in ("attention", "full") else (shape.remat,)
+    ways = "dots_attention", "attention", "full"
     old, limit = schema.leaves(config), (1 - room) * pod.chip.hbm
+    length = traffic.prompt + traffic.response
     for laid, rows in itertools.product(layouts(config, shape, pod), (1, 2, 4)):
         sizes, shards = laid.mesh.to_dict(), laid.mesh.data * laid.mesh.fsdp
         micro, prompts = rows * shards, -(-config.rollout.prefill_prompts // shards) * shards
         settings = {"optim.micro_batch_rows": micro, "rollout.prefill_prompts": prompts}
         settings |= {"rollout.slots": shards, "rollout.cache_fraction": 1.0}
-        for remat in kept:
+        for remat in ways if shape.remat in ways else (shape.remat,):
             net, fits = shape._replace(remat=remat), []
             t = changed(laid, settings | {"model.remat": remat})
             samplers = () if mistakes(t, net, pod) else _samplers(t, net, traffic, limit)
             for slots, fraction in samplers:
                 u = changed(t, {"rollout.slots": slots, "rollout.cache_fraction": fraction})
                 peak = max(footprint.peaks(footprint.memory(u, net, sizes)).values())
-                length = traffic.prompt + traffic.response
                 held = footprint.waves(u, net, sizes, length)["sequences"]
                 bad = validation.check_cache(u, footprint.cache(u, net, sizes), sizes)
                 if peak <= limit and held and slots % shards == 0 and not bad:

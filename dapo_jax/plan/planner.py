@@ -16,9 +16,8 @@ from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices
 from dapo_jax.pods.slices import Pod
 
-# What makes a step shorter and is off by default, since it changes the samples or what is taken for
-# their log-probs (docs/on_a_pod.md). One or the other: int8 needs the pass that the first leaves
-# out. Called by the first field.
+# Off by default: each changes the samples, or what is taken for their log-probs, and they do not go
+# together (docs/on_a_pod.md). Called by the first field.
 OPTIONS = (
     {"loss.old_logprobs": "reuse", "loss.importance_cap": 0.0, "rollout.cache_dtype": "model"},
     {"rollout.cache_dtype": "int8", "loss.importance_cap": 2.0, "loss.old_logprobs": "recompute"},

@@ -9,14 +9,14 @@ Dims: C chunks, S slots, N problems, G samples of a problem. Lengths in TOKENS.
 
 import functools
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
 from dapo_jax.dapo import packing
-from dapo_jax.dapo.dynamic_sampling import Group, collect
+from dapo_jax.dapo.dynamic_sampling import Group, collect, needed, round_size
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.model.attention_kernels import BLOCK
 from dapo_jax.rollout.schedule import Request, Schedule
@@ -60,6 +60,20 @@ def lengths(traffic: Traffic, cap: int, problems: int, samples: int, seed: int =
     return cut(log_mean(traffic.response, traffic.sigma, cap), traffic.sigma, z_NxG, cap)
 
 
+def ends(config, traffic: Traffic, problems: int) -> tuple[np.ndarray, int] | None:
+    """Right answers (bool [N, G]) of a round's N problems and the groups that it is short of, where
+    surplus='end' ends what no batch can use; else None. Of a group that teaches 1 to G - 1 are
+    right, each number as often, the short answers as often as the long."""
+    settings, need, G = config.dynamic_sampling, config.rollout.groups, config.rollout.group_size
+    if settings.surplus != "end" or not (settings.enabled and settings.refill):
+        return None
+    asked = [round_size(m, max(traffic.accept, 1 / 64), need) for m in range(1, need + 1)]
+    rng = np.random.default_rng(2)
+    right_N = rng.integers(1, max(G, 2), problems) * (rng.random(problems) < traffic.accept)
+    right_NxG = rng.permuted(np.arange(G) < right_N[:, None], axis=1)
+    return right_NxG, max(int(np.searchsorted(asked, problems, "right")), 1)
+
+
 class Sizes(NamedTuple):
     """Sizes of a sampler, as `rollout.engine.Engine` has them."""
 
@@ -91,17 +105,22 @@ class Trace(NamedTuple):
         return self.count_CxS.sum() / max(self.steps_C.sum() * self.count_CxS.shape[1], 1)
 
 
-def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes) -> Trace:
+def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes, ends=None) -> Trace:
     """The responses of N problems on their way through the slots, as `Engine.generate` takes
-    them. ValueError: the pages hold no row of the longest length."""
+    them. ends: as the function `ends`. ValueError: the pages hold no row of the longest length."""
     N, G = length_NxG.shape
     if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
     call = Sampler(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
+    (right_NxG, missing), responses = ends or (length_NxG, 0), [None] * len(requests)
+    grade = lambda ones: [g._replace(grades=Grades(np.array(g.responses, float))) for g in ones]
+    asked = [Group(i, (), ()) for i in range(N)]  # whose responses are whether they are right
+    wanted = needed(asked, missing, grade, Group.mixed) if ends else len
     while call.schedule:
-        call.chunk()
+        for i, _, left in call.chunk(wanted(responses)):  # by what ended before this chunk
+            responses[i] = None if left else right_NxG.flat[i]
     return call.trace()
 
 
@@ -117,8 +136,8 @@ class Sampler:
         self.schedule = Schedule(requests, **named)
         self._chunks, self._evicted = [], 0  # the first four of `Trace`, by chunk
 
-    def chunk(self) -> list[tuple[int, int, int]]:
-        """(request, tokens drawn, tokens left) of every row in a slot."""
+    def chunk(self, most: float = math.inf) -> list[tuple[int, int, int]]:
+        """(request, tokens drawn, tokens left) of each row; requests from `most` on end here."""
         schedule = self.schedule
         self._evicted += schedule.grow()
         new, _ = schedule.admit()
@@ -132,9 +151,10 @@ class Sampler:
                 position_S[s], count_S[s] = row.position, n
                 row.emitted += n
                 out.append((row.index, row.emitted, left - n))
-                if n == left:
+                if n == left or row.index >= most:
                     schedule.release(s)
         self._chunks.append((position_S, count_S, bool(schedule.waiting), calls))
+        schedule.waiting = deque(entry for entry in schedule.waiting if entry[0] < most)
         return out
 
     def _prefill_calls(self, new: list[int]) -> int:

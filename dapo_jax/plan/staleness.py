@@ -1,4 +1,4 @@
-"""What `rollout.staleness` would make of a step, on one mesh and on two.
+"""What `rollout.staleness` would make of a step.
 
 The schedule never drains there: rows that have not ended at the end of a step go on in the next.
 """
@@ -78,6 +78,14 @@ def carried(
     return traces, judged / steps, ages
 
 
+def carrying(config, traffic: Traffic, scene: Scene, staleness: int):
+    """What differs in `step.Work` from a step that carries nothing; and `carried`'s ages."""
+    traces, judged, ages = carried(config, traffic, scene.sizes, staleness, scene.prefill_tokens)
+    at, responses = [*range(len(traces))], judged * config.rollout.group_size
+    rollouts = step.Rollouts([[i] for i in at], at, traces, scene.sizes.pages)
+    return dict(rollouts=rollouts, prefill_chunks=1, responses=responses), ages
+
+
 class Age(NamedTuple):
     """Expected of a step with `rollout.staleness`, far from the run's first."""
 
@@ -89,7 +97,6 @@ class Age(NamedTuple):
     oldest: int
     parked: float  # tokens of rows that go on, a step
     phases: dict[str, float]  # seconds; their sum is the step
-    apart: dict[str, float] | None = None  # the same on two meshes; None: staleness 0, one shard
 
 
 def aged(
@@ -115,32 +122,8 @@ def aged(
     fewer = {quick.slots * n // 4 // quick.shards * quick.shards for n in (4, 3, 2)} - {0}
     for staleness, slots in itertools.product((1, 2), sorted(fewer, reverse=True)):
         sizes = quick._replace(slots=slots)
-        traces, judged, ages = carried(config, traffic, sizes, staleness, scene.prefill_tokens)
-        at, responses = [*range(len(traces))], judged * config.rollout.group_size
-        rollouts = step.Rollouts([[i] for i in at], at, traces, sizes.pages)
-        found = timed(sizes, rollouts=rollouts, prefill_chunks=1, responses=responses)
-        busy = float(np.mean([t.occupancy for t in traces]))
-        prompts, shards = plain.phases["prefill"], quick.shards
-        two = apart(found.phases, busy, prompts, shards) if shards > 1 else None
-        out.append(Age(staleness, slots, found.seconds, busy, *ages, found.phases, two))
+        work, ages = carrying(config, traffic, scene.replaced(sizes=sizes), staleness)
+        found = timed(sizes, **work)
+        busy = float(np.mean([t.occupancy for t in work["rollouts"].traces]))
+        out.append(Age(staleness, slots, found.seconds, busy, *ages, found.phases))
     return out
-
-
-def apart(phases: dict[str, float], busy: float, prompts: float, shards: int) -> dict[str, float]:
-    """A step where some devices only sample and the others only train, at the same time: its
-    'seconds', and the 'share' of the devices that sample.
-
-    At best, from the same step on one mesh: each device has as many rows as there, so that a share
-    of the devices takes as much longer; no slot is ever idle, new weights arrive in no time, and
-    what was parked needs no prefill. prompts: seconds of prefilling prompts alone. The devices are
-    shared out by whole shards of decoding, of which there are two or more."""
-    drawn = busy * (phases["decode"] + phases["tail"]) + prompts + phases["evaluation"]
-    beside = phases["host"] + phases["grading"]
-    outside = ("prefill", "decode", "tail", "host", "grading", "evaluation", "checkpoint")
-    trained = sum(s for what, s in phases.items() if what not in outside)
-
-    def seconds(share: float) -> float:
-        return max(drawn / share + beside, trained / (1 - share) + phases["checkpoint"])
-
-    share = min((i / shards for i in range(1, shards)), key=seconds)
-    return {"seconds": seconds(share), "share": share}

@@ -84,8 +84,8 @@ def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
         eighths = (at[-1] // 8**i for i in range(10))
         at = sorted({at[0], *(n for n in eighths if n > at[0])})
     G, cap = config.rollout.group_size, config.rollout.max_response_tokens
-    drawn = (simulate.lengths(traffic, cap, n, G) for n in at)
-    traces = [simulate.sample(x, traffic.prompt, cap, sizes) for x in drawn]
+    drawn = ((simulate.lengths(traffic, cap, n, G), simulate.ends(config, traffic, n)) for n in at)
+    traces = [simulate.sample(x, traffic.prompt, cap, sizes, ends) for x, ends in drawn]
     used = sizes.pages if any(x.evicted for x in traces) else max(x.pages for x in traces)
     return Rollouts(steps, at, traces, used)
 

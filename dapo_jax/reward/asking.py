@@ -12,11 +12,13 @@ from dapo_jax.reward.tools import Reply
 CAUSES_PRINTED = 5  # of misses; each host's log has its own
 
 
-def answer(named: Rewards, problem: Problem, response) -> Reply | Grade | Failed | None:
-    """The grade of a response (a text), or the answer to a transcript (a tuple)."""
-    if isinstance(response, tuple):
+def answer(named: Rewards, problem: Problem, response, limit_s: float):
+    """The grade of a response, the grades of all to a problem (texts), or the answer to a
+    transcript (pairs of role and text). limit_s: for an async function."""
+    if response and isinstance(response[0], tuple):
         return functions.attempt(named.reply, problem, response, replied)
-    return functions.attempt(named.score, problem, response)
+    (said,) = functions.attempts(named.score, [(problem, response)], 1, limit_s)
+    return said
 
 
 def replied(reply: Callable, problem: Problem, transcript: tuple) -> Reply | Grade | None:
@@ -35,10 +37,12 @@ def replied(reply: Callable, problem: Problem, transcript: tuple) -> Reply | Gra
 
 def bear(judge, said: Iterable) -> None:
     """Say what failed. judge: `grading.Judge`. ValueError: something did, and it has no `miss`."""
-    for failed in (x for x in said if isinstance(x, Failed)):
-        if judge.miss is None:
-            why = f"{failed.why} (config.reward.on_error='miss' counts such responses)"
-            raise ValueError(why) from failed.error
+    bad = [x for x in said if isinstance(x, Failed)]
+    if bad and judge.miss is None:
+        first = min(bad, key=lambda failed: failed.temporary)  # rather one that needs a remedy
+        why = f"{first.why} (config.reward.on_error='miss' counts such responses)"
+        raise ValueError(why) from first.error
+    for failed in bad:
         if failed.cause not in judge.causes and len(judge.causes) < CAUSES_PRINTED:
             judge.causes.add(failed.cause)
             print(f"warning: {failed.why}; it counts as a miss", file=sys.stderr, flush=True)

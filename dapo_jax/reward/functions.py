@@ -1,10 +1,10 @@
 """The score of a response, as `config.reward` says. No JAX: the worker processes import this."""
 
+import asyncio
 import contextlib
 import fnmatch
 import functools
 import hashlib
-import importlib.util
 import math
 import os
 import pathlib
@@ -12,19 +12,22 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from dapo_jax import gate
 from dapo_jax.dapo.reward import Grade
-from dapo_jax.data import answers, prompts
+from dapo_jax.data import answers, environments, prompts
 from dapo_jax.data.problems import Problem
-from dapo_jax.reward import tools
+from dapo_jax.reward import forms, tools, waiting
+from dapo_jax.reward.environments import score_of
 from dapo_jax.reward.settings import Reward
 
-# A bool means right or wrong, with the score 1 or 0; a number is a score alone.
-Score = Callable[[Problem, str], Grade | float | bool]
+# In any form of forms.py. A bool means right or wrong, with the score 1 or 0; a number is a score
+# alone.
+Score = Callable[..., Any]
+Response = str | tuple[str, ...]  # one, or all to a problem where the reward takes them together
 
 
 class Part(NamedTuple):
@@ -32,7 +35,7 @@ class Part(NamedTuple):
 
     name: str  # in the logs
     weight: float
-    score: Score
+    score: forms.Form
 
 
 class Failed(NamedTuple):
@@ -41,12 +44,13 @@ class Failed(NamedTuple):
     why: str
     cause: str
     error: BaseException | None = None
+    temporary: bool = False  # asked again, the function may give a grade
 
 
 class Rewards(NamedTuple):
     """The functions that `config.reward` names, put together."""
 
-    score: Score
+    score: forms.Form
     source: str  # hash of the files of the user's functions, which resume compares; '' = none
     shipped: frozenset[str]  # the shipped verifiers in use
     reply: Callable | None = None  # answers turns
@@ -58,36 +62,46 @@ def read(settings: Reward) -> Rewards:
     files: dict[pathlib.Path, object] = {}
     shipped: set[str] = set()
 
-    def scored(field: str, listed: str) -> Score:
-        return weighted([_part(settings, field, e, files, shipped) for e in listed.split(",")])
+    def parts(field: str, listed: str) -> list[Part]:
+        out = [_part(settings, field, e, files, shipped) for e in listed.split(",")]
+        names = [p.name for p in out]
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ValueError(
+                f"config.reward: the name {min(twice)!r} is used twice; write name=..."
+            )
+        return out
 
-    default = scored("function", settings.function or settings.verifier)
+    default = parts("function", settings.function or settings.verifier)
     by_source = []
     for entry in filter(None, (e.strip() for e in settings.by_source.split(";"))):
         pattern, equals, listed = (x.strip() for x in entry.partition("="))
         if not (pattern and equals and listed):
             raise ValueError(f"config.reward.by_source: {entry!r} is not of the form SOURCE=REWARD")
-        by_source.append((pattern, scored("by_source", listed)))
+        by_source.append((pattern, parts("by_source", listed)))
     if "math" in shipped:
         answers.require_math()
     named = settings.reply
-    reply = tools.TOOLS.get(named) or (_from_file("reply", named, files) if named else None)
+    reply = tools.TOOLS.get(named)
+    if named and not reply:
+        reply = gate.function("config.reward.reply:", named, files, tools.TOOLS)
 
-    def score(problem: Problem, response: str):
-        chosen = (s for pattern, s in by_source if fnmatch.fnmatchcase(problem.source, pattern))
-        return graded(next(chosen, default), problem, response)
+    def chosen(problem: Problem) -> list[Part]:
+        own = (x for pattern, x in by_source if fnmatch.fnmatchcase(problem.source, pattern))
+        return next(own, default)
 
     sha256 = lambda content: hashlib.sha256(content).hexdigest()
     hashes = [sha256(path.read_bytes()) for path in files]
     source = "".join(hashes) if len(hashes) < 2 else sha256("".join(hashes).encode())
-    return Rewards(score if by_source else default, source, frozenset(shipped), reply)
+    every = [part for listed in (default, *(x for _, x in by_source)) for part in listed]
+    return Rewards(combined(chosen, every), source, frozenset(shipped), reply)
 
 
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)
 
 
 def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
-    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, or FILE.py:FUNCTION."""
+    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, FILE.py:FUNCTION, or
+    verifiers:ID."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
         weight = float(weight or 1)
@@ -98,9 +112,15 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         score = by_verifier(settings, what)
     elif what == "format":
         score = tagged(settings.format_tags)
+    elif what.startswith(environments.PREFIX):
+        score, name = score_of(what), name or what.removeprefix(environments.PREFIX)
+        files[environments.file(what)] = None
     else:
-        score, what = _from_file(field, what, files), what.rpartition(":")[2]
-    return Part(name or what, weight, score)
+        known = (*answers.MODES, "format")
+        score = gate.function(f"config.reward.{field}:", what, files, known)
+        score = forms.of(score, f"config.reward.{field}:")
+        what = what.rpartition(":")[2]
+    return Part(name or what, weight, forms.of(score))
 
 
 def by_verifier(settings: Reward, mode: str) -> Score:
@@ -135,50 +155,47 @@ def tagged(tags: str) -> Score:
     return format
 
 
-def weighted(parts: Sequence[Part]) -> Score:
-    """The weighted sum of several scores, each logged by its name. `right` and `answer` come from
-    the first part that gives them. ValueError: two parts have the same name."""
-    names = [p.name for p in parts]
-    if twice := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"config.reward: the name {min(twice)!r} is used twice; write name=...")
+def combined(choose: Callable[[Problem], Sequence[Part]], every: Sequence[Part]) -> forms.Form:
+    """The weighted sum of the parts that `choose` gives for a problem. every: all there are. It
+    waits if one of them does, and takes groups if one of them does."""
+    if len(every) == 1 and every[0].weight == 1.0:
+        return every[0].score
+    by_group, waits = any(p.score.by_group for p in every), any(p.score.waits for p in every)
+
+    def score(problem: Problem, response: Response):
+        parts = choose(problem)
+        return total(parts, response, [graded(p.score, problem, response) for p in parts])
+
+    async def later(problem: Problem, response: Response):
+        parts = choose(problem)
+        said = [awaited(p.score, problem, response) for p in parts]
+        return total(parts, response, await asyncio.gather(*said))
+
+    return forms.Form(later if waits else score, by_group, waits)
+
+
+def total(parts: Sequence[Part], response: Response, said: Sequence[Any]) -> Grade | list[Grade]:
+    """What the parts `said` of a response, or of each of several, put together."""
+    if isinstance(response, str):
+        return summed(parts, said)
+    return [summed(parts, of_one) for of_one in zip(*said, strict=True)]
+
+
+def summed(parts: Sequence[Part], grades: Sequence[Grade]) -> Grade:
+    """The weighted sum, each part logged by its name. `right` and `answer` come from the first
+    part that gives them."""
     if len(parts) == 1 and parts[0].weight == 1.0:
-        return parts[0].score
-
-    def score(problem: Problem, response: str) -> Grade:
-        grades = [graded(p.score, problem, response) for p in parts]
-        logged: dict[str, float] = {}
-        for part, grade in zip(parts, grades, strict=True):
-            logged[part.name] = grade.score
-            logged |= {f"{part.name}.{k}": v for k, v in grade.parts.items()}
-        return Grade(
-            sum(p.weight * g.score for p, g in zip(parts, grades, strict=True)),
-            next((g.right for g in grades if g.right is not None), None),
-            next((g.answer for g in grades if g.answer is not None), None),
-            logged,
-        )
-
-    return score
-
-
-def _from_file(field: str, named: str, files: dict[pathlib.Path, object]) -> Score:
-    """The function that 'FILE.py:NAME' names. files: the modules imported so far."""
-    file, _, name = named.rpartition(":")
-    path = pathlib.Path(file).expanduser()
-    if not name.isidentifier() or path.suffix != ".py":
-        raise ValueError(
-            f"config.reward.{field}: {named!r} is not of the form FILE.py:NAME, and none of"
-            f" {', '.join(tools.TOOLS if field == 'reply' else (*answers.MODES, 'format'))}"
-        )
-    if not path.is_file():
-        raise ValueError(f"config.reward.{field}: {file}: no such file")
-    if path not in files:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        files[path] = importlib.util.module_from_spec(spec)
-        with gate.reading(f"config.reward.{field}:", file):
-            spec.loader.exec_module(files[path])
-    if not callable(score := getattr(files[path], name, None)):
-        raise ValueError(f"config.reward.{field}: {file} has no function {name!r}")
-    return score
+        return grades[0]
+    logged: dict[str, float] = {}
+    for part, grade in zip(parts, grades, strict=True):
+        logged[part.name] = grade.score
+        logged |= {f"{part.name}.{k}": v for k, v in grade.parts.items()}
+    return Grade(
+        sum(p.weight * g.score for p, g in zip(parts, grades, strict=True)),
+        next((g.right for g in grades if g.right is not None), None),
+        next((g.answer for g in grades if g.answer is not None), None),
+        logged,
+    )
 
 
 def checked(said: object) -> Grade | None:
@@ -199,13 +216,48 @@ def checked(said: object) -> Grade | None:
     return Grade(float(score), right, answer, {name: float(x) for name, x in parts.items()})
 
 
-def graded(score: Score, problem: Problem, response: str) -> Grade:
-    """The grade that `score` gives a response. NoGrade: it returned something else."""
-    given = score(problem, response)
+def graded(score: Score, problem: Problem, response: Response) -> Grade | list[Grade]:
+    """The grade that `score` gives a response, or its grades of several. NoGrade: it returned
+    something else."""
+    form = forms.of(score)
+    if form.by_group or isinstance(response, str):
+        return approved(form, problem, response, form(problem, _given(response)))
+    return [graded(form, problem, text) for text in response]
+
+
+async def awaited(score: Score, problem: Problem, response: Response) -> Grade | list[Grade]:
+    """`graded`, of a score that may have to wait."""
+    form = forms.of(score)
+    if not form.waits:
+        return graded(form, problem, response)
+    if form.by_group or isinstance(response, str):
+        return approved(form, problem, response, await form(problem, _given(response)))
+    return await asyncio.gather(*(awaited(form, problem, text) for text in response))
+
+
+def _given(response: Response) -> str | list[str]:
+    return response if isinstance(response, str) else list(response)
+
+
+def _shown(given: object) -> str:
+    return " ".join(repr(given).split())[:80]
+
+
+def approved(form: forms.Form, problem: Problem, response: Response, given):
+    """What a function returned, as grades. NoGrade: it is none, or they are too many or few."""
+    whose = f"problem {problem.id}"
+    if not isinstance(response, str):
+        if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
+            raise NoGrade(
+                f"reward: {form.name} gave {_shown(given)} for {whose}: no list of grades"
+            )
+        if len(given) != len(response):
+            many = f"{len(given)} grades for {len(response)} responses to {whose}"
+            raise NoGrade(f"reward: {form.name} gave {many}; it has to be one for each, in order")
+        return [approved(form, problem, *x) for x in zip(response, given, strict=True)]
     if (grade := checked(given)) is None:
-        name, shown = getattr(score, "__name__", "a function"), " ".join(repr(given).split())
         raise NoGrade(
-            f"reward: {name} gave {shown:.80} for a response to problem {problem.id}; it has to be"
+            f"reward: {form.name} gave {_shown(given)} for a response to {whose}; it has to be"
             " a Grade with a finite score, a number or a bool (right: True, False or None; answer:"
             " a text or None; parts: names with numbers)"
         )
@@ -234,28 +286,58 @@ class _Output(NamedTuple):
         return len(text)
 
 
-def attempt(score: Score, problem: Problem, response: str, check=graded) -> Grade | Failed:
-    """The grade, or the error and its place. A process that the function forked ends here. check:
-    calls the function and looks at what it gives."""
+def attempt(score: Score, problem: Problem, response: Response, check=graded):
+    """The grade, the grades or what `check` makes of a call, or the error and its place. A process
+    that the function forked ends here. check: calls the function and looks at what it gives."""
     own = os.getpid()
     try:
         with gate.running(), contextlib.redirect_stdout(_Output(sys.stdout)):
             return check(score, problem, response)
-    except NoGrade as error:
-        return Failed(str(error), "gave what is no grade", error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # GeneratorExit, SystemExit, and exceptions of the user's own
-        frames = traceback.extract_tb(error.__traceback__)
-        *_, last = (f for f in frames if f.filename != gate.__file__)
-        where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
-        return failed(problem, f"{gate.describe(error)} ({where})", error)
+        return raised(problem, error)
     finally:
         if os.getpid() != own:
             os._exit(0)
 
 
-def failed(problem: Problem, cause: str, error: BaseException | None = None) -> Failed:
+def attempts(
+    score: Score, jobs: Sequence[tuple[Problem, Response]], at_once: int, limit_s: float
+) -> list[Grade | list[Grade] | Failed]:
+    """`attempt` of each job, in order. If the score waits, up to `at_once` jobs wait together and
+    each has `limit_s` seconds. ValueError: it does not wait but blocks."""
+    if not forms.of(score).waits:
+        return [attempt(score, *job) for job in jobs]
+
+    async def one(job: tuple[Problem, Response]):
+        try:
+            return await awaited(score, *job)
+        except BaseException as error:
+            return raised(job[0], error)
+
+    with contextlib.redirect_stdout(_Output(sys.stdout)):
+        said = waiting.all_of(one, jobs, at_once, limit_s)
+    late = f"took more than {limit_s:g} s"
+    return [
+        failed(job[0], late, temporary=True) if x is waiting.LATE else x
+        for job, x in zip(jobs, said, strict=True)
+    ]
+
+
+def raised(problem: Problem, error: BaseException) -> Failed:
+    """The failure that an exception of the user's code is."""
+    if isinstance(error, NoGrade):
+        return Failed(str(error), "gave what is no grade", error)
+    ours = gate.__file__, os.execl.__code__.co_filename
+    *_, last = (f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours)
+    where = f"{pathlib.Path(last.filename).name} line {last.lineno}"
+    return failed(problem, f"{gate.describe(error)} ({where})", error, waiting.temporary(error))
+
+
+def failed(
+    problem: Problem, cause: str, error: BaseException | None = None, temporary: bool = False
+) -> Failed:
     source = gate.visible(" ".join(problem.source.split()))
     why = f"reward: failed on a response to problem {problem.id} of {source}: {cause}"
-    return Failed(why, cause, error)
+    return Failed(why, cause, error, temporary)

@@ -3,6 +3,8 @@ of the groups, and only the grades are gathered."""
 
 import bisect
 import itertools
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +16,12 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
 from dapo_jax.data import references, tokenizer
 from dapo_jax.data.problems import Problem
-from dapo_jax.reward import asking, functions as rewards, workers
-from dapo_jax.reward.functions import Failed, Score
+from dapo_jax.reward import asking, forms, functions as rewards, workers
+from dapo_jax.reward.functions import Failed, Response, Score
 from dapo_jax.reward.settings import Reward
 from dapo_jax.rollout import engine
+
+LONGEST_WAIT_S = 60.0  # between two attempts
 
 
 class Judge(NamedTuple):
@@ -32,6 +36,7 @@ class Judge(NamedTuple):
     own: bool = False  # the user's functions are in use: problems keep their whole rows
     memory: Any = None  # keeps grades for a resumed run (checkpoint.remembered.Grades)
     causes: set[str] | None = None  # with `miss`: why responses were missed, as far as printed
+    settings: Reward = Reward()  # how many wait together, how long, and how often
     reply: Callable | None = None  # answers turns
 
 
@@ -42,8 +47,9 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None
     if score is not None:
-        how = dict(causes=set(), reply=rewards.read(settings).reply if settings.reply else None)
-        return Judge(score, miss=miss, takes=references.any_answer, own=True, **how)
+        how = dict(causes=set(), settings=settings, takes=references.any_answer, own=True)
+        reply = rewards.read(settings).reply if settings.reply else None
+        return Judge(forms.of(score), miss=miss, reply=reply, **how)
     named = rewards.read(settings)
     if "math" in named.shipped and not settings.workers:
         raise ValueError(
@@ -53,13 +59,13 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
     shadow = pool = None
     if not settings.function:
         other = "dapo" if settings.verifier == "integer" else "integer"
-        shadow = rewards.by_verifier(settings, other)
+        shadow = forms.of(rewards.by_verifier(settings, other))
     if settings.workers:
         pool = workers.Pool(settings.to_dict(), settings.workers, settings.timeout_s)
     own = bool(named.source)
     integers = not own and named.shipped <= {"dapo", "integer"}
     takes = references.integer if integers else references.any_answer
-    how = dict(causes=set(), reply=named.reply)
+    how = dict(causes=set(), settings=settings, reply=named.reply)
     return Judge(named.score, shadow, named.source, pool, miss, takes, own, **how)
 
 
@@ -76,27 +82,61 @@ def _grade(
     tok, judge: Judge, asked: Sequence[tuple[Sequence[engine.Response], Problem]]
 ) -> Iterable[Grades]:
     """`grade` for several problems, whose responses the pool judges all at the same time."""
-    jobs = [(p, tok.decode(r.last_turn.tolist())) for responses, p in asked for r in responses]
-    given = [r.grade for responses, _ in asked for r in responses]  # by replies
-    rest = iter(said(judge, [job for job, g in zip(jobs, given, strict=True) if g is None]))
-    found = ((g or next(rest), text) for g, (_, text) in zip(given, jobs, strict=True))
-    for responses, problem in asked:
-        mine, texts = zip(*itertools.islice(found, len(responses)), strict=True)
-        asking.bear(judge, mine)
-        yield _grades(judge, problem, mine, texts)
+    texts = [tuple(tok.decode(r.last_turn.tolist()) for r in rows) for rows, _ in asked]
+    given = [r.grade for rows, _ in asked for r in rows]  # by replies
+    left = lambda rows, of: tuple(t for r, t in zip(rows, of, strict=True) if r.grade is None)
+    groups = [(p, left(rows, of)) for (rows, p), of in zip(asked, texts, strict=True)]
+    rest = iter(said(judge, groups))
+    grades = [next(rest) if g is None else g for g in given]
+    asking.bear(judge, grades)
+    found = iter(grades)
+    for (rows, problem), of in zip(asked, texts, strict=True):
+        mine = [*itertools.islice(found, len(rows))]
+        yield _grades(judge, problem, mine, of)
 
 
-def said(judge: Judge, jobs: Sequence[tuple[Problem, str]]) -> list[Grade | Failed]:
-    """The grade of each job, from `judge.memory` where it is there."""
-    grades = judge.memory.get(jobs) if judge.memory else [None] * len(jobs)
-    missing = [i for i, grade in enumerate(grades) if grade is None]
-    attempt = lambda asked: [rewards.attempt(judge.score, *job) for job in asked]
-    found = (judge.pool.grade if judge.pool else attempt)([jobs[i] for i in missing])
-    for i, grade in zip(missing, found, strict=True):
-        grades[i] = grade
-        if judge.memory and isinstance(grade, Grade):
-            judge.memory.put(jobs[i], grade)
+def said(judge: Judge, groups: Sequence[tuple[Problem, tuple[str, ...]]]) -> list[Grade | Failed]:
+    """The grade of each response of each group, in order, from `judge.memory` where it is there."""
+    together = forms.of(judge.score).by_group
+    units: list[tuple[range, tuple[Problem, Response]]] = []  # places in the result, what to ask
+    keys: list[tuple[Problem, str]] = []
+    for problem, texts in groups:
+        places = range(len(keys), len(keys) + len(texts))
+        if together and texts:  # a grade depends on all of them
+            units.append((places, (problem, texts)))
+            keys += [(problem, repr((i, texts))) for i in range(len(texts))]
+        else:
+            units += [(places[i : i + 1], (problem, text)) for i, text in enumerate(texts)]
+            keys += [(problem, text) for text in texts]
+    grades = judge.memory.get(keys) if judge.memory else [None] * len(keys)
+    units = [unit for unit in units if any(grades[i] is None for i in unit[0])]
+    found = _asked(judge, [job for _, job in units])
+    for (places, _), said in zip(units, found, strict=True):
+        for i in places:
+            grades[i] = said[i - places[0]] if isinstance(said, list) else said
+            if judge.memory and isinstance(grades[i], Grade):
+                judge.memory.put(keys[i], grades[i])
     return grades
+
+
+def _asked(judge: Judge, jobs: Sequence[tuple[Problem, Response]]) -> list:
+    """What the reward says of each job. Those that failed for a while are asked again."""
+    limits = judge.settings.concurrency, judge.settings.timeout_s
+    here = lambda some: rewards.attempts(judge.score, some, *limits)
+    ask = judge.pool.grade if judge.pool else here
+    found = ask(jobs)
+    for attempt in range(judge.settings.retries):
+        bad = {i: x for i, x in enumerate(found) if isinstance(x, Failed)}
+        again = [i for i, failed in bad.items() if failed.temporary]
+        if not again or (judge.miss is None and len(again) < len(bad)):  # the run ends anyway
+            break
+        wait_s = min(2.0**attempt, LONGEST_WAIT_S)
+        told = f"{bad[again[0]].why}; {len(again)} are asked again in {wait_s:g} s"
+        print(f"warning: {told}", file=sys.stderr, flush=True)
+        time.sleep(wait_s)
+        for i, said in zip(again, ask([jobs[i] for i in again]), strict=True):
+            found[i] = said
+    return found
 
 
 def _grades(

@@ -17,10 +17,11 @@ import types
 import weakref
 from collections.abc import Sequence
 from multiprocessing import Pipe, connection
+from typing import Any
 
 from dapo_jax.data.problems import Problem
 from dapo_jax.reward import asking, functions as rewards
-from dapo_jax.reward.functions import Failed, Grade
+from dapo_jax.reward.functions import Failed
 
 START_S = 300.0  # time limit for a worker's imports, including the file of the user's function
 _READ_S = 10.0  # of a message that has begun
@@ -68,9 +69,9 @@ class Pool:
         self._workers: list[_Worker] = []
         weakref.finalize(self, _end, self._workers)
 
-    def grade(self, jobs: Sequence[tuple[Problem, str | tuple]]) -> list[Grade | Failed]:
+    def grade(self, jobs: Sequence[tuple[Problem, Any]]) -> list:
         """`asking.answer` to each job, in order. ValueError: a worker cannot start."""
-        out: list[Grade | Failed | None] = [None] * len(jobs)
+        out: list[Any] = [None] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
         idle = [w for w in self._workers if w.ready]
         busy = {w.line: w for w in self._workers if not w.ready}  # or still starting
@@ -141,7 +142,7 @@ def main() -> None:
         while True:
             problem, response = line.recv()
             signal.setitimer(signal.ITIMER_REAL, limit_s + _ORPHAN_S)
-            said = asking.answer(named, problem, response)
+            said = asking.answer(named, problem, response, limit_s + _ORPHAN_S)
             signal.setitimer(signal.ITIMER_REAL, 0)
             line.send(said._replace(error=None) if isinstance(said, Failed) else said)
 

@@ -58,7 +58,7 @@ class Engine:
         self._fraction, device = settings.cache_fraction, mesh.devices.flat[0]
         sizes = dict(slots=slots, shards=self.shards, row_tokens=prompt_tokens + response_tokens)
         sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
-        sizes |= dict(cores=getattr(device, "num_cores", 1))
+        sizes |= dict(cores=getattr(device, "num_cores", 1), gathers=settings.draft_tokens > 0)
         quantized = settings.cache_dtype == "int8"
         self.geometry = paged.geometry(self.shape, device.platform, quantized=quantized, **sizes)
         fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)
@@ -234,24 +234,21 @@ class Engine:
             if copies:
                 pool = self._copy(pool, copies)
             doing, there = self._slots(schedule, table_SxR)
+            doing = parallel.to_program(doing, self._axes)
             pool, out = self.programs.decode[mode](decode_params, pool, doing, *settings)
             if ends is not None and not hand_over(ends):
                 break
             out = parallel.to_host(out)
 
             chunks += 1
-            size = len(out.count_S)
-            steps += int(out.count_S.max()) * size
-            last_S = out.token_SxN[np.arange(size), out.count_S - 1].tolist()
-            count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
+            steps += int(out.count_S.max()) * len(out.count_S)
             ends = []
-            for row, i in there:
-                drawn = (x[i, : count_S[i]].copy() for x in out[:3])
+            for row, drawn, active in self._drawn(out, there):
                 row.parts.append(Part(row.index, row.emitted, *drawn, False))
-                row.emitted += count_S[i]
-                row.token = last_S[i]
+                row.emitted += len(drawn[0])
+                row.token = int(drawn[0][-1])
                 end = cut(np.concatenate([part.tokens for part in row.parts])) if cut else 0
-                ended = end > 0 or not active_S[i]
+                ended = end > 0 or not active
                 ends.append((row, ended, end))
                 if ended or row.index >= most:
                     schedule.release(row.slot)
@@ -283,8 +280,8 @@ class Engine:
     def _slots(
         self, schedule: Schedule, table_SxR: np.ndarray
     ) -> tuple[sampler.Slots, list[tuple[Row, int]]]:
-        """What the rows do next, and `Schedule.places`. table_SxR: of all slots as the last chunk
-        had it; is brought up to date."""
+        """What the rows do next, in NumPy, and `Schedule.places`. table_SxR: of all slots as the
+        last chunk had it; is brought up to date."""
         size, places = schedule.places(self.rungs)
         there, place = zip(*places, strict=True)
         for row in there:
@@ -307,7 +304,7 @@ class Engine:
             active_S=of(True, bool),
             table_SxR=of(table_SxR[[row.slot for row in there]]),
         )
-        return parallel.to_program(slots, self._axes), places
+        return slots, places
 
     def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
@@ -340,6 +337,12 @@ class Engine:
             source_S[s], target_S[s] = source, target
         pair = parallel.to_program((source_S, target_S), self._axes.token_S)
         return self.programs.copy_pages(pool, *pair)
+
+    def _drawn(self, out: sampler.Chunk, there) -> list[tuple[Row, list[np.ndarray], bool]]:
+        """Each row's tokens, log-probs and entropies of a chunk, and whether it goes on."""
+        count_S, active_S = out.count_S.tolist(), out.active_S.tolist()
+        of_row = lambda i: [x[i, : count_S[i]].copy() for x in out[:3]]
+        return [(row, of_row(i), active_S[i]) for row, i in there]
 
     def _response(self, row: Row, end: int) -> Response:
         """The response of a row that has ended. end: its tokens if `cut` ended it, else 0."""

@@ -47,6 +47,7 @@ class Stats(NamedTuple):
     evicted: int  # rows that had to be made again because the pages ran out
     peak_cache: float  # largest share of the pool in use
     replayed: int = 0  # of `tokens`: not drawn now, but found in `Watch.store`
+    drafts: Any = 0  # `drafts.Counts`; 0 = of an engine without
 
     @property
     def occupancy(self) -> float:

@@ -81,5 +81,5 @@ def config_of_run(workdir: str) -> schema.Config | None:
         return None
     try:
         return schema.of_run(file.read_text())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"{file}: {error}; name a config file: --config=FILE") from error

@@ -7,7 +7,15 @@ from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
 from dapo_jax.model import qwen2
-from dapo_jax.variants import curriculum, objectives, positive_lm, staleness, tags, turns
+from dapo_jax.variants import (
+    curriculum,
+    objectives,
+    own_objective,
+    positive_lm,
+    staleness,
+    tags,
+    turns,
+)
 from dapo_jax.variants.vapo import critic, update as vapo
 
 METHODS = (curriculum, staleness, positive_lm, vapo, turns)
@@ -32,6 +40,12 @@ def of(config) -> Algorithm:
 def objective(config):
     """The static choice of a token's loss and importance weight (objectives.py)."""
     return objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
+
+
+def files(config) -> dict[str, str]:
+    """Hash of the user's file that `loss.objective` names, if it names one."""
+    found = own_objective.source(config.loss.objective)
+    return {"objective": found} if found else {}
 
 
 def others(config, policy: qwen2.Shape, make: Callable[..., Any]) -> dict[str, Any]:

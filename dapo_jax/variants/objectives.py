@@ -1,9 +1,10 @@
 """The field's other objectives: each a function of a token's log-probs and a line of a table.
 
-`config.loss.objective` names an entry of OBJECTIVES, `config.loss.importance` one of IMPORTANCE.
-Both are static: a run compiles what it uses, and DAPO's program knows nothing of the others. All
-take what `objective.ppo_clip` takes; outside responses log-probs and advantages are 0. The mean
-over tokens is no part of them (`objective.token_weights`). docs/own_loss.md adds one.
+`config.loss.objective` names an entry of OBJECTIVES or a function of the user's (own_objective.py),
+`config.loss.importance` an entry of IMPORTANCE. Both are static: a run compiles what it uses, and
+DAPO's program knows nothing of the others. All take what `objective.ppo_clip` takes; outside
+responses log-probs and advantages are 0. The mean over tokens is no part of them
+(`objective.token_weights`).
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax.dapo.objective import Choice, TokenLoss, importance_weight, ppo_clip
+from dapo_jax.variants import own_objective
 
 
 def _ratio(log_ratio, c):
@@ -130,4 +132,9 @@ def choice(loss) -> Choice:
     """The functions that `config.loss` names; its checks are in validation.py. Without
     `importance_cap` there is no weight, whichever it would be."""
     weight = IMPORTANCE[loss.importance] if loss.importance_cap else None
-    return Choice(OBJECTIVES[loss.objective].token_loss, weight)
+    return Choice(named(loss.objective).token_loss, weight)
+
+
+def named(name: str) -> Objective:
+    """An entry of OBJECTIVES, or the objective FILE.py:FUNCTION. ValueError: it is neither."""
+    return OBJECTIVES.get(name) or Objective(own_objective.load(name, OBJECTIVES))

@@ -93,7 +93,8 @@ def histograms(path: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def alarms(path: str) -> list[tuple[int, str]]:
     """(step, words) of every alarm of a workdir."""
-    return [(step, str(words)) for step, row in records(path) for words in row.get("alarms") or ()]
+    lists = ((step, x) for step, row in records(path) if isinstance(x := row.get("alarms"), list))
+    return [(step, str(words)) for step, found in lists for words in found]
 
 
 def place(path: str) -> epath.Path:
@@ -118,8 +119,7 @@ def attempt(path: str, ask):
 
 def text_of(file: epath.Path, path: str) -> str:
     """Content of a file; bytes that are no UTF-8 become replacement characters."""
-    text = attempt(path, file.read_bytes).decode("utf-8", errors="replace")
-    return text.removeprefix("\N{BYTE ORDER MARK}")
+    return attempt(path, file.read_bytes).decode(errors="replace").removeprefix("\ufeff")
 
 
 def first_line(error: BaseException) -> str:

@@ -1,0 +1,163 @@
+"""Drafts on real responses: how many are kept, by source, and tokens per CPU-second with them.
+
+    DAPO_JAX_ASSETS=... python -m benchmarks drafts --full [--only=kept|speed]
+
+kept    responses of `verifier/*.jsonl.gz`, tokenized as Qwen2.5, are played back: the rows of a
+        problem go on side by side, each pass guesses up to --tokens and keeps what the response
+        goes on with. 'epoch 2': half of a problem's responses, the other half being history
+speed   random float32 weights of --layers layers of Qwen2.5-0.5B and as large a part of its
+        vocabulary (6: a quarter of the model, 0.5 GB), one core. Every draw does its work and then
+        gives the response's token, so that the sampler replays real text; CPU-seconds. Eight
+        responses of a problem through four slots, or of two problems through sixteen. Beside them
+        texts that no guess is right of: random ids, and random ones of 50
+"""
+
+import collections
+import dataclasses
+import gzip
+import json
+import os
+import pathlib
+import time
+
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import half_billion, harness, sides
+from benchmarks.harness import Flag
+from dapo_jax import config
+from dapo_jax.data import tokenizer
+from dapo_jax.rollout import drafts, draw
+from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.engine import Engine, Request
+from dapo_jax.rollout.settings import Rollout
+
+FLAGS = {
+    "tokens": Flag(3, 6, "of a guess, at most"),
+    "problems": Flag(4, 54, "of each file"),
+    "rows": Flag((4,), (4, 16), "slots"),
+    "layers": Flag(2, 6),
+    "length": Flag(24, 256, "of a replayed response, in tokens, at most"),
+    "only": Flag("", "", "kept or speed", ("", "kept", "speed")),
+}
+PLACES = {4: (16, 1.4), 16: (24, 1.2)}  # slots -> places of a pass, and its time in single steps
+PROMPT = 128  # tokens of a replayed prompt: its last ones
+
+
+def texts(path: pathlib.Path, problems: int) -> list[tuple[list[int], list[list[int]]]]:
+    """(prompt, responses with a stop token) of the first problems of a file."""
+    tok, found = tokenizer.load(path.parents[1] / "tokenizer"), collections.defaultdict(list)
+    with gzip.open(path, "rt") as lines:
+        for row in map(json.loads, lines):
+            found[row["pid"]].append(row)
+    end = [max(tok.stop_ids)]
+    rows = [found[pid] for pid in list(found)[:problems]]
+    encoded = lambda group: [tok.encode(row["response"]) + end for row in group]
+    return [(tok.encode(group[0]["problem"]), encoded(group)) for group in rows]
+
+
+def played(groups, tokens: int) -> drafts.Counts:
+    """Counts of a playback, in which all rows of a problem draw one after the other."""
+    source, counts = drafts.Drafts(tokens), drafts.Counts()
+    for prompt, responses in groups:
+        source.begin()
+        at = [0] * len(responses)
+        for i in range(len(at)):
+            source.open(i, prompt)
+        while live := [i for i, r in enumerate(responses) if at[i] < len(r)]:
+            guesses = [source.draft(i, len(responses[i]) - at[i] - 1) for i in live]
+            kept = []
+            for i, guess in zip(live, guesses, strict=True):
+                ahead = responses[i][at[i] : at[i] + len(guess.tokens)]
+                same = [a == b for a, b in zip(guess.tokens, ahead, strict=True)]
+                kept.append([*same, False].index(False))
+                source.drew(i, guess, responses[i][at[i] : at[i] + kept[-1] + 1])
+                at[i] += kept[-1] + 1
+            source.count(guesses, kept)
+        counts += source.counts
+    return counts
+
+
+def acceptance(folder: pathlib.Path, args) -> harness.Table:
+    names = [f"{s}: kept / drafted" for s in drafts.SOURCES]
+    table = harness.Table("responses of", "a problem", "tokens a pass", *names, name="drafts_kept")
+    for path in sorted((folder / "verifier").glob("*.jsonl.gz")):
+        groups = texts(path, args.problems)
+        first = [(prompt, r[: len(r) // 2]) for prompt, r in groups]
+        second = [(prompt, r[len(r) // 2 :]) for prompt, r in groups]
+        for epochs in (1, 2) if len(groups[0][1]) == 8 else (1,):
+            n = played(first + second if epochs == 2 else groups, args.tokens)
+            cells = [f"{a} / {d}" for a, d in zip(n.accepted, n.drafted, strict=True)]
+            each = len(groups[0][1]) // epochs
+            name = path.name.split(".jsonl")[0].replace("__", "/") + ", 2 epochs" * (epochs == 2)
+            table.row(name, each, f"{n.tokens_per_row:.2f}", *cells)
+    return table
+
+
+def replay(tokens_NxGxT: np.ndarray) -> None:
+    """From here on this process's samplers draw `tokens[stream, sample]`: the log-prob is still
+    of an inverse CDF of the logits, at a uniform number that is the token's share of the ids."""
+    ids, real = jnp.asarray(tokens_NxGxT, jnp.float32), draw.draw_apart
+
+    def drawn(logits_SxV, id_S, temperature, top_p_S, mode):
+        out = real(logits_SxV, id_S / logits_SxV.shape[-1], temperature, top_p_S, mode)
+        return out._replace(token_S=id_S.astype(jnp.int32))
+
+    draw.row_keys = lambda key, stream_S, sample_S: (stream_S, sample_S)
+    draw.uniform = lambda key, at_S: ids[key[0], key[1], at_S]
+    draw.draw_apart = drawn
+
+
+def speed(folder: pathlib.Path, args) -> harness.Table:
+    T, rng, real = args.length, np.random.default_rng(0), half_billion.REAL
+    shape = real._replace(
+        num_layers=args.layers, vocab_size=real.vocab_size * args.layers // real.num_layers
+    )
+    V = shape.vocab_size
+    groups = texts(folder / "verifier" / "QwenLM__Qwen2.5-Math.jsonl.gz", 2)
+    few = rng.integers(0, V, 50)
+    kinds = {
+        "real responses": [[(r + [0] * T)[:T] for r in responses] for _, responses in groups],
+        "random ids": rng.integers(0, V, (2, 8, T)),
+        "random ones of 50 ids": rng.choice(few, (2, 8, T)),
+    }
+    replay(np.concatenate([np.asarray(x) % V for x in kinds.values()]))
+    mesh, rules = sides.one_device(), config.base().sharding.decode.to_dict()
+    fixed = dict(prompt_tokens=PROMPT, response_tokens=T, stop_ids=[], dtype="float32")
+    weights, speeds = half_billion.our_weights(shape), "tokens / CPU-s without, with drafts"
+    columns = "slots", "text", speeds, "ratio", "tokens a row and pass", "passes / programs run"
+    table = harness.Table(*columns, name="drafts")
+
+    def turn(engine, held, work):
+        engine.drafts = drafts.Drafts(args.tokens, PLACES[engine.slots][1])
+        started = time.process_time()
+        _, stats = engine.generate(held, work, Draw(seed=0))
+        return stats.tokens / (time.process_time() - started), stats
+
+    for rows in args.rows:
+        places, cost = PLACES[rows]
+        how = dict(draft_tokens=args.tokens, draft_places=places, draft_cost=cost)
+        size = Rollout(slots=rows, chunk=8, prefill_prompts=4)
+        usual = Engine(shape, mesh, rules, size, **fixed)
+        ours = drafts.DraftEngine(shape, mesh, rules, dataclasses.replace(size, **how), **fixed)
+        held = usual.decode_params(weights)
+        for k, kind in enumerate(kinds):
+            work = [
+                Request([t % V for t in prompt[-PROMPT:]], 2 * k + n, g, 0 if k else len(r[:T]))
+                for n, (prompt, responses) in enumerate(groups[: max(rows // 8, 1)])
+                for g, r in enumerate(responses)
+            ]
+            for engine in (usual, ours):  # compiles
+                turn(engine, held, [r._replace(limit=16) for r in work])
+            (without, _), (with_, stats) = (turn(engine, held, work) for engine in (usual, ours))
+            n = ours.drafts.counts
+            cells = [f"{without:.2f}, {with_:.2f}", f"{with_ / without:.2f}"]
+            cells += [f"{n.tokens_per_row:.2f}", f"{n.passes} / {stats.chunks}"]
+            table.row(rows, kind, *cells)
+    return table
+
+
+def measure(args) -> list[harness.Table]:
+    folder = pathlib.Path(os.environ["DAPO_JAX_ASSETS"])
+    parts = {"kept": acceptance, "speed": speed}
+    return [make(folder, args) for name, make in parts.items() if args.only in ("", name)]

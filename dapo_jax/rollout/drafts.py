@@ -1,0 +1,330 @@
+"""Guesses of the tokens that a row draws next, from what siblings, earlier calls and the row itself
+have; and how many of them a pass should verify. docs/drafts.md has the whole in one drawing.
+
+A token is the inverse CDF of the logits at the uniform number of its position (rollout/draw.py). A
+guess is right exactly if that draw gives it, so guesses decide how soon a token comes, never which.
+Nothing here looks at a clock: every host of a pod makes the same guesses.
+"""
+
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dapo_jax.gate import ConfigError
+from dapo_jax.rollout import sampler
+from dapo_jax.rollout.engine import Engine
+from dapo_jax.rollout.schedule import Row
+from dapo_jax.rollout.settings import Rollout
+
+SOURCES = ("siblings", "own", "history")  # of like matches the first is taken
+GRAMS = (3, 1)  # tokens that a match has at least: the second where there is none of the first
+LONGEST = 12  # tokens that a match is looked at for
+LATEST = 8  # places of a gram that are looked at, the latest ones
+LEAST = 0.1  # a token that is less probable to be kept is not worth a place
+KEPT = 2**24  # tokens of all problems, 4 bytes each, beyond which the oldest is forgotten
+
+
+class Draft(NamedTuple):
+    """Guessed tokens behind those that a row has."""
+
+    tokens: tuple[int, ...]
+    source: str  # of SOURCES
+    match: int  # tokens before the guess that are like those of its source, up to LONGEST
+
+
+NONE = Draft((), "own", 0)
+
+
+class Counts(NamedTuple):
+    """Drafted tokens that a pass verified, and those that were kept, by source."""
+
+    passes: int = 0  # verification passes
+    rows: int = 0  # rows in them: each draws one token at least
+    drafted: tuple[int, ...] = (0,) * len(SOURCES)
+    accepted: tuple[int, ...] = (0,) * len(SOURCES)
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Tokens that a row drew in a pass; 1 without drafts."""
+        return 1 + sum(self.accepted) / max(self.rows, 1)
+
+    def __add__(self, other: "Counts") -> "Counts":
+        plus = lambda a, b: tuple(map(sum, zip(a, b, strict=True)))
+        drafted, accepted = plus(self.drafted, other.drafted), plus(self.accepted, other.accepted)
+        return Counts(self.passes + other.passes, self.rows + other.rows, drafted, accepted)
+
+    def __radd__(self, nothing: int) -> "Counts":
+        return self  # of `sum`
+
+    def metrics(self) -> dict[str, float]:
+        """Tags of log/tags.md."""
+        by_source = {
+            f"drafts/{what}/{source}": n
+            for what in ("drafted", "accepted")
+            for source, n in zip(SOURCES, getattr(self, what), strict=True)
+        }
+        passes = {"drafts/passes": self.passes, "drafts/tokens_per_row": self.tokens_per_row}
+        return passes | by_source
+
+
+class Text:
+    """Tokens of one response, behind the last ones of its prompt; or those of the prompt."""
+
+    def __init__(self, call: int):
+        self.call = call  # in which it was drawn
+        self.tokens = array("i")
+
+
+class Problem:
+    """What is known of one prompt's responses, and where each gram of them ends."""
+
+    def __init__(self, prompt: Sequence[int]):
+        self.prompt, self.texts = Text(0), []
+        self.prompt.tokens.extend(prompt)
+        self.texts.append(self.prompt)
+        self.close()
+
+    def close(self) -> None:
+        """Gives the index back, which takes fifty times the room of what it is of."""
+        self._ends: dict[tuple[int, ...], list[tuple[Text, int]]] | None = None
+
+    def open(self, call: int, head: Sequence[int]) -> Text:
+        """A response that begins with `head`. Of older ones those of the latest call stay."""
+        if self._ends is None:
+            last = max(text.call for text in self.texts)
+            self.texts = [t for t in self.texts if t.call == last or t is self.prompt]
+            self._ends = defaultdict(list)
+            for text in self.texts:
+                self._index(text, 0)
+        self.texts.append(Text(call))
+        self.extend(self.texts[-1], head)
+        return self.texts[-1]
+
+    def extend(self, text: Text, tokens: Sequence[int]) -> None:
+        start = len(text.tokens)
+        text.tokens.extend(tokens)
+        self._index(text, start)
+
+    def _index(self, text: Text, start: int) -> None:
+        for n in GRAMS:
+            for end in range(max(start + 1, n), len(text.tokens) + 1):
+                self._ends[tuple(text.tokens[end - n : end])].append((text, end))
+
+    def draft(self, text: Text, most: int) -> Draft:
+        """At most `most` tokens to follow `text`: what follows the place that has the longest part
+        of its end in common. Of like ones the first of SOURCES counts, and then the latest."""
+        mine, best, rank = text.tokens, NONE, (0, 0)
+        if most < 1:
+            return NONE
+        for gram in GRAMS:
+            for other, end in reversed(self._ends.get(tuple(mine[-gram:]), ())[-LATEST - 1 :]):
+                if end == len(other.tokens):
+                    continue  # nothing follows, as where the text finds itself
+                n, theirs = gram, other.tokens
+                while n < min(LONGEST, end, len(mine)) and theirs[end - 1 - n] == mine[-1 - n]:
+                    n += 1
+                own = other is text or other is self.prompt
+                source = "own" if own else "siblings" if other.call == text.call else "history"
+                if (n, -SOURCES.index(source)) > rank:
+                    rank = n, -SOURCES.index(source)
+                    best = Draft(tuple(theirs[end : end + most]), source, n)
+            if best.tokens:
+                break
+        return best
+
+    def __len__(self) -> int:
+        return sum(len(text.tokens) for text in self.texts)
+
+
+class Drafts:
+    """The guesses of an engine, which outlive its calls: an epoch later they are of the same
+    problems. most: tokens of a guess. cost: time of a pass, in those of a step without guesses."""
+
+    def __init__(self, most: int, cost: float = 1.0, kept: int = KEPT):
+        self.most, self.cost, self.kept = most, cost, kept
+        self._problems: OrderedDict[tuple[int, ...], Problem] = OrderedDict()
+        self._call = 0
+        self._seen = defaultdict(lambda: [1, 2])  # (source, match) -> tokens right, looked at
+        self.begin()
+
+    def begin(self) -> None:
+        """A new call: what was drawn before is history."""
+        self._call += 1
+        self._texts: dict[int, tuple[Problem, Text]] = {}  # of the request with this index
+        self.counts = Counts()
+        for problem in self._problems.values():
+            problem.close()
+        known = sum(map(len, self._problems.values()))
+        while known > self.kept:
+            known -= len(self._problems.popitem(last=False)[1])
+
+    def open(self, index: int, prompt: Sequence[int], prefix: Sequence[int] = ()) -> None:
+        """The request `index` begins, or begins again: an evicted row's tokens are known."""
+        prompt = tuple(prompt)
+        if prompt not in self._problems:
+            self._problems[prompt] = Problem(prompt)
+        problem = self._problems[prompt]
+        self._problems.move_to_end(prompt)
+        head = (*prompt[1 - GRAMS[0] :], *prefix)  # so that a response's first tokens are guessed
+        self._texts[index] = problem, problem.open(self._call, head)
+
+    def draft(self, index: int, most: int) -> Draft:
+        """What the request draws next, `most` tokens at most."""
+        problem, text = self._texts[index]
+        return problem.draft(text, min(most, self.most))
+
+    def drew(self, index: int, draft: Draft, tokens: Sequence[int]) -> int:
+        """Keeps what was drawn where `draft` was guessed, whether a pass verified it or not, and
+        returns how many of its tokens were right."""
+        problem, text = self._texts[index]
+        looked = min(len(draft.tokens), len(tokens))
+        right = next((i for i in range(looked) if draft.tokens[i] != tokens[i]), looked)
+        seen = self._seen[draft.source, draft.match]
+        seen[0] += right
+        seen[1] += min(right + 1, looked)
+        problem.extend(text, tokens)
+        return right
+
+    def chance(self, draft: Draft) -> float:
+        """The share of the tokens of such drafts that were right, those before them being so."""
+        right, looked = self._seen[draft.source, draft.match]
+        return right / looked
+
+    def choose(
+        self, drafts: Sequence[Draft], shards: Sequence[int], spare: Sequence[int]
+    ) -> tuple[list[int], bool]:
+        """How many tokens of each row's draft to verify, those that are most likely kept, and
+        whether a pass gains more than it takes. shards: of the rows; spare: places of each shard
+        beside its rows' own."""
+        worth, spare, expected = [], list(spare), float(len(drafts))
+        for i, draft in enumerate(drafts):
+            chance = self.chance(draft)
+            worth += [(chance ** (n + 1), -i) for n in range(len(draft.tokens))]
+        counts = [0] * len(drafts)
+        for kept, i in sorted(worth, reverse=True):
+            if kept >= LEAST and spare[shards[-i]]:
+                spare[shards[-i]] -= 1
+                counts[-i] += 1
+                expected += kept
+        return counts, any(counts) and expected >= self.cost * len(drafts)
+
+    def count(self, drafts: Sequence[Draft], kept: Sequence[int]) -> None:
+        """A pass verified these drafts, one of each row, and kept so many tokens of each."""
+        drafted, accepted = [0] * len(SOURCES), [0] * len(SOURCES)
+        for draft, n in zip(drafts, kept, strict=True):
+            drafted[SOURCES.index(draft.source)] += len(draft.tokens)
+            accepted[SOURCES.index(draft.source)] += n
+        self.counts += Counts(1, len(drafts), tuple(drafted), tuple(accepted))
+
+
+def kind(settings: Rollout) -> type[Engine]:
+    """The engine that a config asks for."""
+    return DraftEngine if settings.draft_tokens else Engine
+
+
+class DraftEngine(Engine):
+    """An engine that may draw several tokens of a row at once: where guesses are worth it, a step
+    of the decode program takes each as a row of its own, at the next positions of the same pages.
+    All keys of a layer are written before any is read, so that a guess is read by those behind it.
+    Keys of wrong guesses lie beyond the row's end, where nobody looks, until they are overwritten.
+    """
+
+    def __init__(self, shape, mesh, rules, settings, **fixed):
+        """As `Engine`. ConfigError: a reader of keys that takes no guesses, or uneven shards."""
+        super().__init__(shape, mesh, rules, settings, **fixed)
+        if self.geometry.reader == "kernel":
+            raise ConfigError(
+                "config.rollout.draft_tokens: the TPU kernel writes and reads one row's key at a"
+                " time, so that no guess would see those before it; set 0"
+            )
+        if settings.draft_places % self.shards:
+            raise ConfigError(
+                f"config.rollout.draft_places: {settings.draft_places} is not divisible by"
+                f" {self.shards}, the devices that slots are spread over"
+            )
+        self.drafts = Drafts(settings.draft_tokens, settings.draft_cost)
+        self._places = settings.draft_places
+
+    def generate(self, decode_params, requests, draw, *watch, **hooks):
+        """`Engine.generate`: the same responses, and counts of guesses in `Stats.drafts`."""
+        self.drafts.begin()
+        self._patience = 1  # tokens until the next look for guesses that pay
+        responses, stats = super().generate(decode_params, requests, draw, *watch, **hooks)
+        return responses, stats._replace(drafts=self.drafts.counts)
+
+    def _slots(self, schedule, table_SxR):
+        slots, there = super()._slots(schedule, table_SxR)
+        rows, shards = [row for row, _ in there], self.shards
+        shard_of = [schedule.shard(row.slot) for row in rows]
+        for row in rows:
+            if not row.emitted:
+                self.drafts.open(row.index, row.request.prompt, row.request.prefix)
+        each = len(slots.token_S) // shards  # places of a shard
+        wide = max(each, self._places // shards)
+        spare = [wide - shard_of.count(k) for k in range(shards)]
+        # A row has pages, and a response room, for so many tokens beyond the next.
+        most = [min(self.chunk, row.limit - row.emitted) - 1 for row in rows]
+        most = most if any(spare) else [0] * len(rows)
+        guesses = [self.drafts.draft(row.index, n) for row, n in zip(rows, most, strict=True)]
+        counts, pays = self.drafts.choose(guesses, shard_of, spare)
+        self._guesses, self._verified = guesses, None
+        if pays:
+            self._patience = 1
+            return self._spread(slots, there, counts, wide)
+        until = slots.emitted_S + self._patience
+        self._patience = min(2 * self._patience, self.chunk)
+        return slots._replace(limit_S=np.minimum(slots.limit_S, until)), there
+
+    def _spread(self, slots: sampler.Slots, there, counts: list[int], wide: int):
+        """The same with `counts` guessed tokens of each row, in `wide` places a shard; all of them
+        draw one token."""
+        shards, each = self.shards, len(slots.token_S) // self.shards
+
+        def widened(name, x):
+            out = np.full((shards, wide, *x.shape[1:]), name == "top_p_S", x.dtype)
+            out[:, :each] = x.reshape(shards, each, *x.shape[1:])
+            return out.reshape(shards * wide, *x.shape[1:])
+
+        slots = sampler.Slots(*map(widened, slots._fields, slots))
+        there = [(row, i // each * wide + i % each) for row, i in there]
+        free = [[*np.flatnonzero(~x)] for x in slots.active_S.reshape(shards, wide)]
+        self._verified = []  # of each row: its guesses that are looked at, and their places
+        for (_, i), guess, n in zip(there, self._guesses, counts, strict=True):
+            k, tokens = i // wide, guess.tokens[:n]
+            places = [k * wide + free[k].pop(0) for _ in tokens]
+            for x in slots:
+                x[places] = x[i]
+            ahead = np.arange(1, n + 1)
+            slots.token_S[places] = tokens
+            slots.position_S[places] += ahead
+            slots.emitted_S[places] += ahead
+            self._verified.append((guess._replace(tokens=tokens), places))
+        return slots._replace(limit_S=slots.emitted_S + 1), there
+
+    def _drawn(self, out: sampler.Chunk, there):
+        drawn = super()._drawn(out, there)
+        if self._verified is not None:
+            drawn = [
+                (row, self._kept(out, [i, *places], guess.tokens), False)
+                for (row, i), (guess, places) in zip(there, self._verified, strict=True)
+            ]
+            kept = [len(columns[0]) - 1 for _, columns, _ in drawn]
+            self.drafts.count([guess for guess, _ in self._verified], kept)
+        for (row, columns, _), guess in zip(drawn, self._guesses, strict=True):
+            self.drafts.drew(row.index, guess, columns[0].tolist())
+        return [(row, columns, self._going(row, columns[0])) for row, columns, _ in drawn]
+
+    def _going(self, row: Row, tokens: np.ndarray) -> bool:
+        """Whether a row goes on behind `tokens`: the program stops where the host looks."""
+        return int(tokens[-1]) not in self.stop_ids and row.emitted + len(tokens) < row.limit
+
+    def _kept(self, out: sampler.Chunk, places: list[int], guess: Sequence[int]):
+        """What was drawn at a row's places, up to the first that the guess does not go on with,
+        or that ends the response."""
+        tokens = out.token_SxN[places, 0].tolist()
+        goes_on = [a == b and a not in self.stop_ids for a, b in zip(tokens, guess, strict=False)]
+        n = 1 + next((i for i, on in enumerate(goes_on) if not on), len(goes_on))
+        return [x[places[:n], 0] for x in out[:3]]

@@ -1,0 +1,200 @@
+"""Guesses change when a token comes, and never which: samples with drafts are those without."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from test_engine import PROMPT, RULES, SHAPE, assert_same_bits, ids
+from test_qwen2 import mesh_of
+
+from dapo_jax import config
+from dapo_jax.gate import ConfigError
+from dapo_jax.log import tags
+from dapo_jax.model import qwen2
+from dapo_jax.rollout import drafts
+from dapo_jax.rollout.drafts import Counts, Draft, Drafts
+from dapo_jax.rollout.draw import Draw
+from dapo_jax.rollout.engine import Engine, Request, total
+from dapo_jax.rollout.settings import Rollout
+
+STOPS, RESPONSE = (3,), 60
+DRAW = Draw(seed=5, temperature=0.5)  # low: texts repeat
+
+
+def make(kind, mesh=(1, 1, 1), **how):
+    fixed = dict(prompt_tokens=PROMPT, response_tokens=RESPONSE, stop_ids=STOPS, dtype="float32")
+    rollout = Rollout(**dict(slots=8, chunk=8, prefill_prompts=4) | how)
+    return kind(SHAPE, mesh_of(mesh), RULES, rollout, **fixed)
+
+
+@pytest.fixture(scope="module")
+def requests():
+    """Three prompts, four samples each; one has a limit of its own."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 5, 8)]
+    asked = [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(4)]
+    return [asked[0]._replace(limit=9), *asked[1:]]
+
+
+@functools.cache
+def weights():
+    return jax.device_get(jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1)))
+
+
+@functools.cache
+def without(draw, page_tokens=0):
+    """Responses of an engine without drafts; by a function of the requests."""
+    engine = make(Engine, page_tokens=page_tokens)
+    return lambda requests: engine.generate(engine.decode_params(weights()), requests, draw)[0]
+
+
+def twice(engine, requests, draw=DRAW):
+    """Two calls, the second of which has the first as its history; and its stats."""
+    held = engine.decode_params(weights())
+    first, stats = engine.generate(held, requests, draw)
+    second, more = engine.generate(held, requests, draw)
+    return first, second, total([stats, more])
+
+
+def test_the_same_program_gives_the_same_bits(requests):
+    """Guesses in idle slots: nothing compiles beside what decodes without them, tokens, log-probs
+    and entropies are the same bits, and history guesses nearly all."""
+    engine, plain = make(drafts.DraftEngine, draft_tokens=4), make(Engine)
+    first, second, stats = twice(engine, requests)
+    want = without(DRAW)(requests)
+    assert_same_bits(first, want)
+    assert_same_bits(second, want)
+    assert engine.geometry.reader == plain.geometry.reader == "rows"
+    assert engine.programs.decode["full"]._cache_size() == 1
+    n = stats.drafts
+    assert n.passes and n.accepted[2] > 0.8 * n.drafted[2] > 0
+    assert n.tokens_per_row > 1.3 and n.metrics()["drafts/drafted/history"] == n.drafted[2]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        dict(draft_places=32),  # a program of its own
+        dict(page_tokens=8, draft_places=32),
+        dict(page_tokens=8, cache_fraction=0.3, draft_places=16),  # evictions
+        dict(page_tokens=8, mesh=(2, 1, 1), draft_places=32),
+        dict(page_tokens=8, cache_dtype="int8", draft_places=32),
+        dict(draft_places=32, draw=DRAW._replace(temperature=0.0)),
+        dict(draft_places=32, draw=DRAW._replace(top_p=0.9)),
+        dict(draft_places=32, chunk=1),  # no room for a guess
+    ],
+    ids=str,
+)
+def test_other_programs_give_the_same_tokens(how, requests):
+    draw = how.pop("draw", DRAW) if "draw" in how else DRAW
+    how = {k: v for k, v in how.items() if k != "draw"}
+    engine = make(drafts.DraftEngine, draft_tokens=5, **how)
+    first, second, stats = twice(engine, requests, draw)
+    plain = {k: v for k, v in how.items() if not k.startswith("draft")}
+    base = make(Engine, **plain)
+    want = base.generate(base.decode_params(weights()), requests, draw)[0]
+    assert ids(first) == ids(second) == ids(want)
+    assert [r.truncated for r in second] == [r.truncated for r in want]
+    for a, b in zip(second, want, strict=True):
+        np.testing.assert_allclose(a.logps, b.logps, atol=2e-5)
+    assert (sum(stats.drafts.accepted) > 0) == (how.get("chunk") != 1)
+
+
+def test_rows_that_continue_and_texts_that_cut(requests):
+    """A prefix of earlier steps, and `cut`, as without drafts."""
+    tokens = ids(without(DRAW)(requests))
+    asked = [r._replace(prefix=t[:3]) for r, t in zip(requests, tokens, strict=True) if len(t) > 5]
+    cut = lambda tokens: 7 if len(tokens) >= 7 else 0
+    found = []
+    for kind, how in ((Engine, {}), (drafts.DraftEngine, dict(draft_tokens=4))):
+        engine = make(kind, staleness=1, **how)
+        held = engine.decode_params(weights())
+        for _ in range(2):
+            found.append(ids(engine.generate(held, asked, DRAW, cut=cut)[0]))
+    assert found[0] == found[1] == found[2] == found[3] and len(asked) > 3
+
+
+def texts(*responses, prompt=(1, 2, 3), earlier=()):
+    """A source that has these responses, in earlier calls and in this one."""
+    source = Drafts(4)
+    for i, response in enumerate(earlier):
+        source.open(i, prompt)
+        source.drew(i, drafts.NONE, response)
+    source.begin()
+    for i, response in enumerate(responses):
+        source.open(i, prompt)
+        source.drew(i, drafts.NONE, response)
+    return source
+
+
+@pytest.mark.parametrize(
+    "source, want",
+    [
+        (texts([7, 8, 9, 5], []), Draft((7, 8, 9, 5), "siblings", 2)),  # behind the prompt's end
+        (texts([7, 8, 9, 5, 6], [4, 8, 9]), Draft((5, 6), "siblings", 2)),
+        (texts([7, 8, 9, 5], [6, 7, 8], earlier=[[6, 7, 8, 4]]), Draft((4,), "history", 5)),
+        (texts([7, 8, 9], [7, 8], earlier=[[7, 8, 4]]), Draft((9,), "siblings", 4)),  # of like ones
+        (texts([7, 8, 9], [7, 8, 6], [8]), Draft((6,), "siblings", 1)),  # the latest
+        (texts([5, 6, 4, 5, 6]), Draft((4, 5, 6), "own", 2)),
+        (texts([4, 2]), Draft((3, 4, 2), "own", 1)),  # of where it began
+        (texts([9, 8]), drafts.NONE),
+    ],
+)
+def test_what_is_guessed(source, want):
+    assert source.draft(max(source._texts), 4) == want
+    assert source.draft(max(source._texts), 0) == drafts.NONE
+
+
+def test_a_guess_is_worth_what_such_guesses_were():
+    """Chances are counted also where no pass verified; places go to what is likely kept, by shard;
+    none is made that takes longer than it gains."""
+    source = Drafts(3)
+    good, bad = Draft((1, 2, 3), "siblings", 9), Draft((1, 2, 3), "own", 1)
+    assert source.choose([drafts.NONE] * 2, [0, 0], [9]) == ([0, 0], False)
+    source.open(0, [1])
+    for _ in range(30):
+        assert source.drew(0, good, [1, 2, 3, 4]) == 3
+        assert source.drew(0, bad, [5]) == 0
+    assert source.chance(good) > 0.97 and source.chance(bad) < 0.1
+    assert source.choose([bad, good, good], [0, 0, 1], [4, 1]) == ([0, 3, 1], True)
+    assert source.choose([bad, bad], [0, 0], [4]) == ([0, 0], False)
+    source.cost = 2.0
+    assert source.choose([good, bad], [0, 0], [9]) == ([3, 0], True)
+    assert source.choose([good, bad, bad, bad], [0] * 4, [9]) == ([3, 0, 0, 0], False)
+
+
+def test_what_is_kept_is_bounded():
+    """A problem keeps the responses of its latest call; the latest problems are kept."""
+    source = Drafts(4, kept=40)
+    for call in range(4):
+        source.begin()
+        for problem in range(call, call + 2):
+            source.open(problem, [problem, 1])
+            source.drew(problem, drafts.NONE, [10 * call + problem] * 10)
+    source.begin()
+    assert sum(map(len, source._problems.values())) <= 40 and list(source._problems) == [
+        (3, 1),
+        (4, 1),
+    ]
+    source.open(0, [3, 1])
+    assert [t.call for t in source._problems[3, 1].texts[1:]] == [5, 6]
+
+
+def test_counts_add_up():
+    a, b = Counts(1, 4, (3, 0, 0), (2, 0, 0)), Counts(2, 4, (0, 1, 5), (0, 0, 4))
+    assert sum([a, b]) == Counts(3, 8, (3, 1, 5), (2, 0, 4)) and (a + b).tokens_per_row == 1.75
+    assert {tags.family(tag) for tag in a.metrics()} == {
+        name for name, tag in tags.TAGS.items() if tag.when == "drafts"
+    }
+
+
+def test_off_is_the_plain_engine_and_the_same_programs():
+    assert drafts.kind(Rollout()) is Engine
+    assert drafts.kind(Rollout(draft_tokens=1)) is drafts.DraftEngine
+    assert not make(Engine).geometry.gathers
+    with pytest.raises(ConfigError, match="draft_places: 9 is not divisible by 2"):
+        make(drafts.DraftEngine, mesh=(2, 1, 1), draft_tokens=2, draft_places=9)
+    c = config.base()
+    c.rollout.draft_tokens, c.rollout.draft_places, c.rollout.slots = 2, 4, 8
+    assert "draft_places: 4 is less than rollout.slots = 8" in c.rollout.mistakes()[0]

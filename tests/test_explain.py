@@ -1,0 +1,271 @@
+"""Samples of kept steps, drawn again: what the run has drawn, of every kind of run; what a token, a
+sample and a group are made of; and what is not the run's is noticed."""
+
+import json
+import pathlib
+import shutil
+
+import golden
+import numpy as np
+import pages
+import pytest
+from scripts import ROOT
+
+from dapo_jax import config, train
+from dapo_jax.checkpoint import checkpoint
+from dapo_jax.config import cli, schema
+from dapo_jax.dapo import advantage
+from dapo_jax.lab import before, explain, explanation, redraw
+
+FIELDS = {
+    "steps": 3, "eval.every": 0, "eval.k": 1, "eval.max_problems": 4, "checkpoint.every": 1,
+    "checkpoint.keep": 99, "data.embedded_problems": 64, "rollout.groups": 4,
+    "rollout.group_size": 4, "optim.minibatches": 2, "rollout.slots": 16, "log.tensorboard": False,
+    "rollout.prefill_prompts": 8, "rollout.max_response_tokens": 16, "optim.lr": 1e-2,
+    "reward.overlong_buffer_tokens": 4, "reward.function": "judge.py:half",
+}  # fmt: skip
+JUDGE = """import zlib
+from dapo_jax.reward.grading import Grade
+def half(problem, response):
+    right = zlib.crc32(response.encode()) % 2 == 0
+    return Grade(float(right), right, response[-4:], {"length": len(response)})
+def long(problem, response): return len(response) / 10
+"""
+
+
+def trained(c, workdir, stops=()):
+    """Run it, with other starts behind the steps `stops`. Returns step -> the groups that it judged
+    or trained on."""
+    drawn, of = {}, lambda batch: [*batch.drawn, *batch.groups]
+    note = lambda state, record: drawn.update(
+        {state.counters.step: [*{id(g): g for g in of(record.batch)}.values()]}
+    )
+    for steps in (*stops, c.steps):
+        c.steps = steps
+        train.train(c, workdir, hooks=train.Hooks(step=note))
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(workdir, what it drew) of a run on a random model; its folder is the working directory."""
+    folder = tmp_path_factory.mktemp("explained")
+    (folder / "judge.py").write_text(JUDGE)
+    c = config.base()
+    c.update(FIELDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield "run", trained(c, "run")
+
+
+def agree(path: str, drawn, samples: int, seed: int = 0) -> int:
+    """Draw random samples of its steps again: tokens, log-probs and uniforms. Returns how many."""
+    rng, done = np.random.default_rng(seed), 0
+    all_of = [(s, g, i) for s, gs in drawn.items() for g in gs for i in range(len(g.responses))]
+    chosen = [all_of[n] for n in rng.permutation(len(all_of))[:samples]]
+    for step in sorted({s for s, *_ in chosen}):
+        o = redraw.open_step(path, step)
+        mine = [(g, i) for s, g, i in chosen if s == step]
+        groups = redraw.draw(o, [g.position for g, _ in mine])
+        for (was, i), now in zip(mine, groups, strict=True):
+            a, b = was.responses[i], now.responses[i]
+            np.testing.assert_array_equal(a.tokens, b.tokens)
+            assert np.abs(a.logps - b.logps).max() < 1e-4 and a.truncated == b.truncated
+            assert was.grades.score_G[i] == now.grades.score_G[i]
+            if a.versions is not None:
+                np.testing.assert_array_equal(a.versions, b.versions)
+            done += 1
+        look = explain.tokens(o, groups[0], mine[0][1])
+        for token in look:
+            if token["candidates"]:
+                _, low, high = token["candidates"][token["drawn"]]
+                assert low - 1e-5 <= token["uniform"] <= high + 1e-5
+        whole = redraw.whole(o)
+        for u in whole.updates:
+            assert u.loss == pytest.approx(u.logged, abs=1e-6)
+        if whole.updates:
+            loss = np.mean([u.loss for u in whole.updates])
+            assert loss == pytest.approx(whole.recorded["policy/loss"], abs=1e-6)
+        assert whole.recorded and not explain.unlike(whole)
+    return done
+
+
+def test_samples_of_a_run_are_what_it_drew(made):
+    path, drawn = made
+    assert redraw.steps(path) == [1, 2, 3, 4] and agree(path, drawn, 24) == 24
+
+
+def test_what_a_sample_is_made_of(made, tmp_path, capsys):
+    """Numbers of the group, of its tokens in the loss, and of what might have been."""
+    path, drawn = made
+    group = next(g for g in drawn[2] if g.mixed())
+    said = [f"{path}@2", str(group.position), "1"]
+    flags = ["--whole", "--reward=judge.py:long", "--cap=6", "--objective=cispo"]
+    assert explain.main([*said, *flags, f"--json={tmp_path / 'a.json'}"]) == 0
+    shown, found = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
+    assert "as recorded: " in shown and "numbers of metrics.jsonl" in shown
+    rows, at = found["samples"], found["whole_step"]
+    assert at["drew_it"] and at["loss_by_tokens"] == pytest.approx(at["policy/loss"], abs=1e-6)
+    c = schema.of_run(pathlib.Path("run/config.json").read_bytes())
+    of = lambda r: r["score"] + min(0.0, (c.rollout.max_response_tokens - 4 - r["tokens"]) / 4)
+    assert [r["reward"] for r in rows] == [of(r) for r in rows]
+    assert [r["parts"] for r in rows] == [{"length": len(r["response"])} for r in rows]
+    normal = advantage.group_normalize(np.array([[of(r) for r in rows]]), c.advantage)
+    assert [r["advantage"] for r in rows] == normal[0].tolist()
+    mine = found["tokens"]
+    assert [t["id"] for t in mine] == group.responses[1].tokens.tolist()
+    assert [t["logp"] for t in mine] == group.responses[1].logps.tolist()
+    if at["in_batch"]:  # else nothing trains on it
+        assert sum(t["weight"] * t["loss"] for t in mine) == pytest.approx(rows[1]["loss"])
+    by_length, short = (found["what_if"][k] for k in ("reward=judge.py:long", "cap=6"))
+    assert [r["score"] for r in by_length["samples"]] == [len(r["response"]) / 10 for r in rows]
+    assert by_length["samples"][0]["right"] is None
+    for r, s in zip(rows, short["samples"], strict=True):  # the same tokens, ended earlier
+        assert s["tokens"] == min(r["tokens"], 6) and r["response"].startswith(s["response"])
+    assert explain.main([*said, "0"]) == 0
+    assert "falls into" in (one := capsys.readouterr().out) and "  >  " in one
+    page = explanation.page(found)
+    assert page.count("<table") == 2 and "<script" not in page
+
+
+def test_a_longer_limit_goes_on_with_the_same_tokens(made):
+    path, drawn = made
+    group = next(g for gs in drawn.values() for g in gs if any(r.truncated for r in g.responses))
+    step = next(s for s, gs in drawn.items() if group in gs)
+    o = redraw.open_step(path, step)
+    found = explain.explain(
+        o, str(group.position), changes={"longer": {"rollout.max_response_tokens": 24}}
+    )
+    was, now = found["samples"], found["what_if"]["longer"]["samples"]
+    assert any(a["tokens"] < b["tokens"] for a, b in zip(was, now, strict=True))
+    assert all(b["response"].startswith(a["response"]) for a, b in zip(was, now, strict=True))
+
+
+def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
+    path, drawn = made
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    o = redraw.open_step(path, 2)
+    o.state.params["embed"] *= 1.5
+    with checkpoint.manager(tmp_path / "other", keep=1) as m:  # a whole one, of other weights
+        checkpoint.save(m, o.state, schema.leaves(o.config), redraw.inputs(o.text))
+    shutil.rmtree(copy / "checkpoints" / "1")
+    (tmp_path / "other" / "1").rename(copy / "checkpoints" / "1")
+    problem = str(drawn[2][0].position)
+    assert explain.main([f"{path}@2", problem]) == 0
+    assert explain.main([f"{copy}@2", problem]) == 1
+    assert "NOT AS RECORDED: position" in capsys.readouterr().out
+    # One with another step's name is no checkpoint of it.
+    shutil.rmtree(copy / "checkpoints" / "2")
+    shutil.copytree(copy / "checkpoints" / "3", copy / "checkpoints" / "2")
+    with pytest.raises(SystemExit):
+        explain.main([f"{copy}@3", problem])
+    assert "holds no whole checkpoint; it can show step 1, 2, 4" in capsys.readouterr().err
+    # A record that says otherwise
+    file = copy / "rollouts" / "step_000004.jsonl"
+    assert not file.exists()  # of a step that the run has not made
+    assert explain.main([f"{copy}@4", problem]) == 0
+    assert "nothing: the run has no record" in capsys.readouterr().out
+    row = {"position": int(problem), "pieces": ["x"], "logps": [0.0], "reward": 0.0}
+    file.write_text(json.dumps(row) + "\n")
+    assert explain.main([f"{copy}@4", problem]) == 1
+
+
+def test_a_reward_of_one_s_own_sees_the_rows_of_a_run_by_a_verifier(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.py").write_text("def score(problem, response): return len(problem.row)")
+    assert explain.main([f"{run}@1", "0", "--reward=rows.py:score", "--json=a.json"]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())["what_if"]["reward=rows.py:score"]
+    assert all(r["score"] > 0 for r in found["samples"])
+
+
+def test_what_a_step_that_was_cut_off_has_kept(made, tmp_path, capsys):
+    """The journal: of a step that has no record yet."""
+    path, _ = made
+    cut = tmp_path / "cut"
+    shutil.copytree(path, cut)
+    c = config.base()
+    c.update(FIELDS | {"steps": 4})
+
+    def stop(phase):
+        if phase == "update":
+            raise RuntimeError("cut off")
+
+    with pytest.raises(RuntimeError, match="cut off"):
+        train.train(c, cut, hooks=train.Hooks(phase=stop))
+    o = redraw.open_step(str(cut), 4)
+    first = o.state.counters.position
+    assert explain.main([f"{cut}@4", str(first)]) == 0
+    assert "as recorded: 4 responses of the journal" in capsys.readouterr().out
+    (group,) = redraw.draw(o, [first])
+    for i, kept in redraw.journal(o, first).items():
+        np.testing.assert_array_equal(kept.tokens, group.responses[i].tokens)
+    assert not redraw.journal(o, first + 1000)
+
+
+def test_a_probe_draws_what_the_first_step_draws(made):
+    """Before the run: the same groups by the same weights."""
+    path, drawn = made
+    c = config.base()
+    c.update(FIELDS)
+    o = redraw.open_step(path, 1)
+    first = sorted(drawn[1], key=lambda g: g.position)[:4]
+    found = before.probed(c, o.text, None, 4, lambda _: None)
+    assert found["teach"] == sum(g.mixed() for g in first)
+    lengths = [len(r.tokens) for g in first for r in g.responses]
+    assert found["response/length_mean"] == np.mean(lengths)
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        (["run@7", "0"], "it can show step 1, 2, 3, 4"),
+        (["run", "0"], "run: name a step: run@STEP"),
+        (["none@1", "0"], "none: no config.json in it"),
+        (["run@2", "zz"], "PROBLEM 'zz': no problem of data.train has it"),
+        (["run@2", ""], "PROBLEM ''"),
+        (["run@2", "0", "4"], "SAMPLE 4: this run draws samples 0 to 3"),
+        (["run@2", "0", "0", "99"], "TOKEN 99: the response has tokens 0 to"),
+        (["run@2", "0", "--cap=-1"], "--cap=-1"),
+        (["run@2", "0", "--objective=xx"], "config.loss.objective"),
+        (["run@2", "0", "--reward=no.py:x"], "no.py"),
+    ],
+)
+def test_mistakes_are_one_line(made, said, wrong, capsys):
+    with pytest.raises(SystemExit) as end:
+        explain.main(said)
+    err = capsys.readouterr().err
+    assert end.value.code == 1 and err.startswith("error: ") and wrong in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_page_works_as_it_stands(tmp_path, shell):
+    (tmp_path / "desk").mkdir()
+    pages.stand_ins(tmp_path / "desk", tmp_path / "made")
+
+    def typed(folder, line):
+        done = shell.python(*pages.words(line), cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    _, steps, listed, sample, token, page = pages.follow("explain.md", tmp_path / "desk", typed)
+    assert "can explain the steps 1, 2, 3, 4" in steps and "rollouts/ holds" in listed
+    assert "\nas recorded: " in sample and "whole step: " in sample and "with cap=" in sample
+    assert "falls into" in token and (tmp_path / "desk" / "why.json").exists()
+    assert "a.html" in page and "<svg" in (tmp_path / "desk" / "a.html").read_text()
+
+
+KINDS = {**golden.RUNS, "resumed": "loss.old_logprobs=recompute"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_all_kinds_of_runs(kind, tmp_path):
+    """504 random ones, of the golden runs and of one that was started three times."""
+    c, bad = cli.load(str(ROOT / "configs" / "quickstart.py")), []
+    given = f"{golden.EVERY} {KINDS[kind]} checkpoint.every=1 checkpoint.keep=99".split()
+    c.update(cli.overrides([tuple(flag.split("=")) for flag in given], bad))
+    c.rollout.slots = max(c.rollout.slots, 16)  # a multiple of the devices
+    stops = (2, 4) if kind == "resumed" else ()
+    assert not bad and agree(str(tmp_path), trained(c, tmp_path, stops), 72) == 72
