@@ -60,11 +60,11 @@ def gold(judge: grading.Judge, asked: Sequence[Problem]) -> Gold:
     """Grade the gold answers, and of each problem another's. Of a reward that only scores, an
     answer is right where it scores more than an empty response."""
     own, right, left = [p.answer for p in asked], {}, list(range(len(asked)))
-    bare = grading.said(judge, [(p, "") for p in asked])
+    bare = grading.said(judge, [(p, ("",)) for p in asked])
 
     def graded(form: str, answers: Sequence[str], at: Sequence[int]) -> dict[int, Grade | Failed]:
-        jobs = [(asked[i], form.format(answers[i])) for i in at]
-        return dict(zip(at, grading.said(judge, jobs), strict=True))
+        groups = [(asked[i], (form.format(answers[i]),)) for i in at]
+        return dict(zip(at, grading.said(judge, groups), strict=True))
 
     for form in FORMS:
         said = graded(form, own, left)
