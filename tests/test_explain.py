@@ -148,7 +148,7 @@ def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     o = redraw.open_step(path, 2)
     o.state.params["embed"] *= 1.5
     with checkpoint.manager(tmp_path / "other", keep=1) as m:  # a whole one, of other weights
-        checkpoint.save(m, o.state, schema.leaves(o.config), redraw.inputs(o.text))
+        checkpoint.save(m, o.state, schema.leaves(o.config), redraw.inputs(o.text, o.config))
     shutil.rmtree(copy / "checkpoints" / "1")
     (tmp_path / "other" / "1").rename(copy / "checkpoints" / "1")
     problem = str(drawn[2][0].position)

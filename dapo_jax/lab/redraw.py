@@ -193,7 +193,10 @@ def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
 
 def draw(o: Opened, positions: Sequence[int]) -> list[Group]:
     """The groups at these positions, graded, as the weights at the beginning of the step draw them.
-    What earlier steps have drawn of one is in the checkpoint, and is not drawn again."""
+    What earlier steps have drawn of one is in the checkpoint, and is not drawn again. ValueError:
+    the run has turns, whose replies are those of then."""
+    if o.config.rollout.turns:
+        raise ValueError("rollout.turns: a response with replies is not drawn again")
     groups, asked = zip(*(begun(o, p) for p in positions), strict=True)
     requests = [request for of in asked for request in of]
     engine, drawn = o.machine.engine, []
@@ -227,7 +230,7 @@ def journal(o: Opened, position: int) -> dict[int, Response]:
     if not o.config.checkpoint.journal_gb or not _files(there):
         return {}
     home = Workdir(o.path, pathlib.Path(o.path), logs.place(o.path), {})
-    book = Journal(home, o.config, inputs(o.text), o.state.counters.step, lambda _: None)
+    book = Journal(home, o.config, inputs(o.text, o.config), o.state.counters.step, lambda _: None)
     book.open(o.state.params)
     _, asked = begun(o, position)
     found = zip(asked, Responses(book).get(asked, o.draw), strict=True)
