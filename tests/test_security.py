@@ -20,6 +20,7 @@ FORBIDDEN = {
 # Each starts one program, by a list of arguments: of this package, by this Python, or
 # (alarm_command.py) the one that the user's own config names for alarms.
 STARTERS = {"processes.py", "tokenizer.py", "kernels.py", "alarm_command.py", "workers.py"}
+STARTERS |= {"sandbox.py"}
 
 
 def named(node: ast.AST) -> list[str]:

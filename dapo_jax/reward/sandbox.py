@@ -87,15 +87,8 @@ def python(problem, transcript: Transcript) -> Reply | None:
 def run(code: str, seconds: int = SECONDS) -> str:
     """What `code` prints, at most OUTPUT bytes, and a line `error: ...` where it fails or is ended;
     'nothing was printed' where there is neither."""
-    command = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-u",
-        "-c",
-        _RUNNER,
-        *map(str, (seconds, MEMORY, OUTPUT)),
-    ]
+    limits = map(str, (seconds, MEMORY, OUTPUT))
+    command = [sys.executable, "-I", "-S", "-u", "-c", _RUNNER, *limits]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.DEVNULL, cwd=folder,
