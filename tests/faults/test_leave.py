@@ -33,8 +33,9 @@ def test_asked_to_leave_at_random_moments(whole, server, tmp_path, request):
                 asked = time.monotonic()
                 run.send_signal(number)
                 code = run.wait()
-                # At its end before the signal came: between its last line and its exit.
-                ended = code == 0 or "\ndone: 12 steps" in run.said()
+                # At its end before the signal came: between its last event and its exit.
+                events = (workdir / "events.jsonl").read_text()
+                ended = code == 0 or '"leave", "finished": true' in events
                 if not ended:
                     assert code == (75 if number == signal.SIGTERM else -9), run.said()
                     left[phase, number.name] += 1
