@@ -6,7 +6,7 @@ The embedded task; a turn that ends with an expression (`g 4 + 2`) is answered w
 shipped tool, and the response goes on behind it. A supervised warm-up teaches a base model how a
 call is written, but nothing of arithmetic: it mostly guesses. 40 rollout steps of full DAPO then
 make it call as often as the problem wants. Held-out accuracy at T=1, seed 0, one run: .06 -> .34 at
-step 20 -> .79, with 1.1 -> 4.8 turns a response of the training problems.
+step 20 -> .71, with 1.1 -> 4.8 turns a response of the training problems; 52 s, 76 of CPU time.
 """
 
 from dapo_jax import config

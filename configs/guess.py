@@ -6,7 +6,7 @@ A problem hides a number from 1 to 15 (of a hash of its id; the prompt says noth
 policy names numbers in at most four turns, and is told after each whether the hidden one is higher
 (+) or lower (-): halving finds every number. The base model has seen that done, and
 mostly names any number. Share of held-out numbers found at T=1, seed 0, one run: .23 -> .55 -> .69
--> .78 at steps 0, 20, 40 and 60; 107 seconds of CPU time.
+-> .78 at steps 0, 20, 40 and 60; 75 s, 106 of CPU time.
 """
 
 from dapo_jax import config
