@@ -8,7 +8,6 @@ from dapo_jax.config.schema import Config
 from dapo_jax.dapo.settings import Advantage, Loss
 from dapo_jax.gate import wrong
 from dapo_jax.variants.settings import Curriculum
-from dapo_jax.variants.turn_rules import mistakes as of_turns
 
 
 def longest(c: Config) -> int:
@@ -35,11 +34,25 @@ def one_ratio(loss: Loss) -> bool:
 def relations(c: Config) -> list[str]:
     """Mistakes between sections, one line each."""
     rollout, sampling, reward, loss = c.rollout, c.dynamic_sampling, c.reward, c.loss
-    curriculum, critic, stale = c.curriculum, c.critic, c.rollout.staleness
+    curriculum, critic, stale, turns = c.curriculum, c.critic, rollout.staleness, rollout.turns
     corrected = loss.importance_cap > 0  # which needs old_logprobs='recompute'
     kept = ("scale", "leave_one_out", "whiten") if critic.enabled else ()
     changed = {n: (getattr(c.advantage, n), getattr(Advantage(), n)) for n in kept}
-    return of_turns(c) + wrong(
+    return wrong(
+        # responses of several turns
+        (turns and not reward.reply,
+         "config.rollout.turns: nobody answers a turn; name a function or tool in reward.reply, or set 0"),
+        (reward.reply and not turns,
+         f"config.reward.reply: {reward.reply!r:.60} is never asked; set rollout.turns to the most replies of a response, or reward.reply=''"),
+        (turns and stale,
+         "config.rollout.turns: a row that outlives its step cannot wait for a reply yet; set rollout.staleness=0"),
+        (turns and sampling.surplus == "end",
+         "config.rollout.turns: surplus 'end' ends rows by the order of their requests, and a turn is a request of its own; set dynamic_sampling.surplus='drop'"),
+        (turns and critic.enabled,
+         "config.rollout.turns: the value model's GAE goes through a response without gaps, and a reply is one; set critic.enabled=False"),
+        (turns and c.eval.stop_strings,
+         "config.eval.stop_strings: with rollout.turns a response ends by stop tokens and replies; set ''"),
+        # groups and rows
         (rollout.group_size == 1 and (sampling.enabled or not critic.enabled),
          "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or more, or critic.enabled=True and dynamic_sampling.enabled=False"),
         (0 < c.optim.row_tokens < longest(c),

@@ -21,7 +21,7 @@ from dapo_jax.variants.vapo import critic, update as vapo
 METHODS = (curriculum, staleness, positive_lm, vapo, turns)
 
 # Rows of log/tags.py: metrics, when there are any, bounds of histograms
-TAGS, WHEN = tags.TAGS | turns.TAGS, tags.WHEN | turns.WHEN
+TAGS, WHEN = tags.TAGS, tags.WHEN
 EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
 # Config fields that a resumed run may change without --allow_config_change
 FREE_FIELDS = ("critic.init_from",)

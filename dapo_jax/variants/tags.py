@@ -9,6 +9,7 @@ WHEN = {  # which records have a metric
     "critic": "with config.critic, steps with an update of the value model",
     "differ": "with config.critic, steps whose returns are not all alike",
     "thirds": "as the last two; <third> is short, middle or long, by the lengths of the step's responses, and one may be empty",
+    "turns": "every rollout step, with rollout.turns",
 }
 TAGS = {
     # --- problems by their pass rates: curriculum.py ---
@@ -42,4 +43,10 @@ TAGS = {
     "critic/<third>/return_std": ("reward", "as critic/return_std, of the third", "std", "alike", "0 of long: all long responses are alike, cut off perhaps", "log/metrics.py", "thirds"),
     "critic/<third>/advantage_mean": ("reward", "as critic/advantage_mean, of the third", "mean", "near 0", "apart: values are biased by length", "log/metrics.py", "thirds"),
     "critic/<third>/advantage_std": ("reward", "as critic/advantage_std, of the third", "std", "alike", "long far below short: lambda lets too little through; raise critic.length_alpha", "log/metrics.py", "thirds"),
+    # --- responses of several turns: turns.py ---
+    "turns/mean": ("turns", "turns of a response: 1 and its replies", "mean over responses", "as the task wants it", "1: the policy never calls; at 1 + rollout.turns: it calls without end", "variants/turns.py", "turns"),
+    "turns/replied_frac": ("share", "responses with a reply", "count / responses", "rises where a tool pays", "0: no turn is answered; is the call written as the tool reads it?", "variants/turns.py", "turns"),
+    "turns/reply_tokens": ("tokens", "tokens of a response that replies wrote; the policy wrote response/length_mean", "mean over responses", "small beside response/length_mean", "near rollout.turns x rollout.reply_tokens: replies flood the context", "variants/turns.py", "turns"),
+    "turns/errors": ("responses", "responses that ended because the reply function failed (reward.on_error='miss')", "count", "0", "above 0: see the log's warnings", "variants/turns.py", "turns"),
+    "time/replies_s": ("seconds", "wall-clock in which the sampler waited for replies", "sum", "small beside time/rollout_s", "most of time/rollout_s: raise reward.workers, or make the tool faster", "variants/turns.py", "turns"),
 }

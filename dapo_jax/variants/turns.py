@@ -27,7 +27,6 @@ from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import ASSISTANT, Reply
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Part, Request, Response, Stats, Store, Watch
-from dapo_jax.variants.turn_rules import TAGS, WHEN  # noqa: F401
 
 _MARK = "turn-of-the-policy"  # stands for a turn's text in a chat template
 
