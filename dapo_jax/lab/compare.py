@@ -284,11 +284,8 @@ def write(columns: Sequence[Column], json_file: str = "", figure_file: str = "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dapo_jax.lab compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("python -m dapo_jax.lab compare", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.error = cli.fail  # one line
     parser.add_argument("run", nargs="+", help="workdir, local or gs://, or another log")
     parser.add_argument("--json", default="", help="write everything here, each run's values too")

@@ -65,13 +65,10 @@ def main() -> int:
     override(given.constants)
     if not (folder := pathlib.Path(given.json).parent).is_dir():  # before minutes of work
         raise ValueError(f"--json={given.json}: wants a file on this machine; no folder {folder}")
-    traffic = Traffic(
-        given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1),
-        given.mean_response or max(config.rollout.max_response_tokens // 4, 1),
-        given.sigma,
-        given.accept,
-        eval_problems=given.eval_problems,
-    )
+    prompt = given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1)
+    response = given.mean_response or max(config.rollout.max_response_tokens // 4, 1)
+    rest = {name: given[name].value for name in ("sigma", "accept", "eval_problems")}
+    traffic = Traffic(prompt, response, **rest)
     text = given.json != "-"
     show = lambda lines: text and print("\n".join(lines), flush=True)
     result = plan(config, pod, traffic, given.room, given.staleness)

@@ -60,17 +60,13 @@ def wide_count(config, shape: qwen2.Shape) -> int:
 
 def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
     """The sampler's pool of pages on TPUs."""
-    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens)
+    rollout = config.rollout
+    response = max(rollout.max_response_tokens, config.eval.max_response_tokens)
     return paged.geometry(
-        shape,
-        "tpu",
-        slots=config.rollout.slots,
-        shards=parts("batch", config.sharding.decode, sizes),
-        row_tokens=config.data.max_prompt_tokens + response,
-        page_tokens=config.rollout.page_tokens,
-        fraction=config.rollout.cache_fraction,
-        quantized=config.rollout.cache_dtype == "int8",
-    )
+        shape, "tpu", slots=rollout.slots, shards=parts("batch", config.sharding.decode, sizes),
+        row_tokens=config.data.max_prompt_tokens + response, page_tokens=rollout.page_tokens,
+        fraction=rollout.cache_fraction, quantized=rollout.cache_dtype == "int8",
+    )  # fmt: skip
 
 
 def token_bytes(config, shape: qwen2.Shape, sizes) -> float:

@@ -112,10 +112,8 @@ def call(trace: Trace, prefill_chunks: int, scene: Scene) -> Call:
         at_Cx1 = ((part + 0.5) / _PARTS * steps_C)[:, None]
         live_CxS = trace.count_CxS > at_Cx1
         seen_CxS = np.where(live_CxS, trace.position_CxS + at_Cx1 + 1, 0)
-        blocks_CxS, pages_CxS = (
-            np.ceil(seen_CxS / n) for n in (BLOCK_TOKENS, scene.sizes.page_tokens)
-        )
-        read += [fullest(x_CxS) for x_CxS in (blocks_CxS, pages_CxS, live_CxS)]
+        held = (np.ceil(seen_CxS / n) for n in (BLOCK_TOKENS, scene.sizes.page_tokens))
+        read += [fullest(x_CxS) for x_CxS in (*held, live_CxS)]
     prefills = int(trace.prefills_C.sum()) * prefill_chunks
     return Call(steps_C, trace.queued_C, prefills, slots_C, *(read / _PARTS * steps_C))
 
@@ -188,15 +186,14 @@ def attention_seconds(call: Call, scene: Scene, k: Values) -> np.ndarray:
     copies, of which AHEAD are under way. The cores of a chip share out its rows, and its HBM."""
     family, chip = scene.pod.family, scene.pod.chip
     cores, clock = int(k[f"cores.{family}"]), k[f"clock.{family}"]
-    start, block, beside = (
-        k[f"{scene.cache}.{part}.{family}"] for part in ("start", "block", "beside")
-    )
+    bundles = lambda part: k[f"{scene.cache}.{part}.{family}"]
     copied_C = call.pages_C * scene.sizes.page_tokens * scene.key_bytes
     copied_C = copied_C / (chip.bandwidth * k["keys_hbm"])
-    busy_C = (call.blocks_C * block + call.live_C * beside) / clock / cores
+    busy_C = call.blocks_C * bundles("block") + call.live_C * bundles("beside")
+    busy_C = busy_C / clock / cores
     waited_C = (call.blocks_C * k["dma_latency"] / cores + copied_C) / AHEAD
     head_C = np.maximum.reduce([busy_C, copied_C, waited_C])
-    return scene.kv_heads * head_C + (start / clock + k["dma_latency"]) * call.steps_C
+    return scene.kv_heads * head_C + (bundles("start") / clock + k["dma_latency"]) * call.steps_C
 
 
 class Pass(NamedTuple):

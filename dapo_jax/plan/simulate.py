@@ -202,14 +202,12 @@ class Packed(NamedTuple):
     fill: float  # share of cells in use
 
 
-Row = tuple[int, int]  # `blocks` and cells in use of a packed row
-
-
 @functools.cache
 def pack(
     traffic: Traffic, cap: int, groups: int, samples: int, minibatches: int, *layout: int
-) -> list[list[list[Row]]]:
-    """A batch as mini-batches of whole groups: rows of micro-batches. layout: as `fill_rows`."""
+) -> list[list[list[tuple[int, int]]]]:
+    """A batch as mini-batches of whole groups: rows of micro-batches, of each row its `blocks` and
+    cells in use. layout: as `fill_rows`."""
     out, micro_rows = [], layout[1]
     for part in np.array_split(lengths(traffic, cap, groups, samples, seed=1), minibatches):
         cells = (part.reshape(-1) + traffic.prompt - 1).tolist()

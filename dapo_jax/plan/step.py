@@ -150,10 +150,9 @@ def rough(config, traffic: Traffic, scene: Scene, k: Values) -> float:
     length = simulate.lengths(traffic, cap, drawn, G).reshape(-1).astype(float)
     steps = np.array([length.sum() / sizes.slots + cap])
     seen = length / 2 + traffic.prompt
-    blocks, pages = (
-        (length * (seen / n + 0.5)).sum() for n in (roofline.BLOCK_TOKENS, sizes.page_tokens)
-    )
-    shares = (np.array([x / sizes.shards]) for x in (blocks, pages, length.sum()))
+    units = roofline.BLOCK_TOKENS, sizes.page_tokens
+    read = *((length * (seen / n + 0.5)).sum() for n in units), length.sum()
+    shares = (np.array([x / sizes.shards]) for x in read)
     prefills, rows = drawn // max(sizes.prefill_rows, 1), sizes.slots // sizes.shards
     call = roofline.Call(steps, np.array([True]), prefills, rows, *shares)
     packed = simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows)

@@ -15,8 +15,6 @@ from dapo_jax.lab.experiments import bandit, bases, study
 from dapo_jax.lab.experiments.pool import Task
 from dapo_jax.lab.experiments.study import Arm, Contrast, Panel, Runs, Study, level, peak, series
 
-# --- Settings that arms share ---------------------------------------------------------------------
-
 _BASE = schema.leaves(schema.base())
 
 
@@ -45,8 +43,6 @@ def over_steps(tag: str, unit: str) -> Panel:
 
 LENGTHS = over_steps(LENGTH, "mean response length (tokens)")
 TRUNCATED = over_steps(CUT, "truncated responses (share)")
-
-# --- Length and truncation ------------------------------------------------------------------------
 
 # Eq. 8. The long style of base `rambling` repeats its steps and may not end.
 SAMPLE, TOKEN = "mean_sample", "mean_token"
@@ -137,8 +133,6 @@ SOFT_PUNISHMENT = Study(
     },
 )
 
-# --- Dynamic Sampling -----------------------------------------------------------------------------
-
 # Eq. 11, on problems of k = 5 to 8: on the quickstart's levels both arms end near 1.
 ON, WITHOUT = "dynamic_on", "dynamic_off"
 
@@ -172,8 +166,6 @@ DYNAMIC = Study(
         ON: Arm("on", "hasty", HARD | {"dynamic_sampling.enabled": True}),
     },
 )
-
-# --- VAPO's value pre-training --------------------------------------------------------------------
 
 # arXiv 2504.05118, section 4.1. From base `careful`, whose first token decides: a working of 16 to
 # 31 tokens that is mostly right, or three tokens that are mostly wrong. The rate is one at which
