@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 readme = Path(__file__).with_name("README.md")
+PLAN = ["bundles.txt", "compiled.txt", "constants.txt", "report.txt", "shapes.txt"]
 
 setup(
     name="dapo_jax",
@@ -16,13 +17,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
     package_data={
-        "dapo_jax.plan": [
-            "bundles.txt",
-            "compiled.txt",
-            "constants.txt",
-            "report.txt",
-            "shapes.txt",
-        ],
+        "dapo_jax.plan": PLAN,
         "dapo_jax.pods": ["slices.txt"],
         "dapo_jax.config": ["peers.txt", "places.txt"],
         "dapo_jax.lab.dynamics": ["pages.html", "panels.toml", "verl.toml"],

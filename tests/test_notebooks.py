@@ -11,20 +11,19 @@ import shutil
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
 import setuptools
 from IPython.core.interactiveshell import InteractiveShell
+from scripts import ROOT
 
 from dapo_jax import config, sample
 from dapo_jax.lab.dynamics import tokens
 from dapo_jax.log import metrics
 from dapo_jax.model import hf
 
-ROOT = Path(__file__).parent.parent
 NAMES = sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -109,10 +108,6 @@ def test_set_up_takes_an_address_or_what_is_there(
     assert asked.replace("HOME", tmp_path.as_uri()) in said[0]
 
 
-def environment():
-    return os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
-
-
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
     """A quickstart of a few steps and a short warm-up."""
@@ -124,11 +119,13 @@ def fresh(tmp_path_factory):
     }  # fmt: skip
     command = [sys.executable, "-m", "dapo_jax.train", "--config=configs/quickstart.py"]
     command += [f"--workdir={folder}", *(f"--config.{k}={v}" for k, v in settings.items())]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
+    env = os.environ | ENVIRONMENT
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
 
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "1"}
 # In place of what the notebook trains: the embedded task.
 TINY = config.leaves(config.base()) | {"steps": 2, "supervised_warmup.skill_steps": 150}
 
@@ -146,7 +143,7 @@ def test_runs_top_to_bottom_in_an_empty_folder(name, figures, tmp_path, monkeypa
     (here := tmp_path / "empty").mkdir()
     overlay = tmp_path / "verl.log"
     overlay.write_text("".join(f"(T pid=1) step:{i} - actor/entropy:0.{i}\n" for i in range(1, 9)))
-    env = environment() | {
+    env = ENVIRONMENT | {
         "DAPO_JAX_WORKDIRS": str(workdir),
         "DAPO_JAX_OVERLAY": str(overlay),
         "DAPO_JAX_OVERRIDES": json.dumps(TINY),
