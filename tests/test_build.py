@@ -5,6 +5,7 @@ import zlib
 import numpy as np
 import pytest
 from data import tiny_config
+from test_config import changed
 
 from dapo_jax import algorithm, build, config
 from dapo_jax.config import validation
@@ -16,10 +17,8 @@ from dapo_jax.reward import grading
 from dapo_jax.rollout import engine
 
 
-def made(fields=()):
-    c = config.base()
-    c.update(dict(fields))
-    return build.build_machine(c, 48, (0, 1), None)
+def made(**fields):
+    return build.build_machine(changed(**fields), 48, (0, 1), None)
 
 
 def test_cut_keeps_the_token_that_completes_a_text(tmp_path):
@@ -42,10 +41,8 @@ def test_a_prompt_is_packed_once_where_prompts_are_shared():
     groups = [Group(0, [1, 2, 3, 4, 5], [drawn] * 4, Grades(right_G.astype(float), right_G))]
 
     def cells(share_prompts):
-        c = config.base()
-        c.rollout.groups = c.optim.minibatches = 1
-        c.rollout.group_size, c.loss.old_logprobs = 4, "reuse"
-        c.optim.share_prompts = share_prompts
+        c = changed(rollout__groups=1, rollout__group_size=4, loss__old_logprobs="reuse")
+        c.optim.minibatches, c.optim.share_prompts = 1, share_prompts
         machine = build.build_machine(c, 48, (0, 1), None)
         given = algorithm.make_minibatches(algorithm.dapo(c), groups, 0)
         (batch,) = algorithm.pack_minibatches(machine, given)
@@ -85,19 +82,17 @@ def test_a_step_that_ends_what_no_batch_can_use_has_the_batch_of_one_that_does_n
 
 
 def test_splash_attention_cannot_share_prompts():
-    made({"optim.share_prompts": True})
+    made(optim__share_prompts=True)
     with pytest.raises(config.ConfigError, match=r"share_prompts: splash .*=chunked"):
-        made({"optim.share_prompts": True, "model.attention": "splash"})
+        made(optim__share_prompts=True, model__attention="splash")
 
 
 def test_passes_have_as_many_rows_for_each_device():
-    c = config.base()
-    c.optim.micro_batch_rows = 6
+    c = changed(optim__micro_batch_rows=6)
     config.validate(c, 8)
     for data, fsdp, rows in ((1, 8, 8), (2, 4, 8), (1, 2, 6), (1, 1, 6), (4, 1, 8)):
         assert validation.micro_rows(c, dict(data=data, fsdp=fsdp, tensor=8)) == rows
-    of = {"mesh": {"data": 2, "fsdp": 4}, "optim.micro_batch_rows": 6}
-    assert made(of).layout.micro_rows == 8
+    assert made(mesh={"data": 2, "fsdp": 4}, optim__micro_batch_rows=6).layout.micro_rows == 8
 
 
 @pytest.mark.parametrize(
@@ -116,7 +111,7 @@ def test_passes_have_as_many_rows_for_each_device():
     ids=str,
 )
 def test_runs_of_a_process_share_the_programs_that_are_the_same(change, trainer, sampler):
-    a, b = made(), made(change)
+    a, b = made(), made(**change)
     assert a.engine is not b.engine
     shared = a.trainer is b.trainer, a.engine.programs is b.engine.programs
     assert shared == (trainer, sampler)

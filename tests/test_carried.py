@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 from test_engine import DRAW, make_engine, params, requests  # noqa: F401
-from test_train import assert_same_bits, run, small, without_clocks
+from test_train import assert_same_bits, run, saved, small, without_clocks
 
 from dapo_jax import build, config, train
-from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
@@ -27,9 +26,6 @@ def engine():
 @pytest.fixture(scope="module")
 def whole(engine, params, requests):  # noqa: F811
     return engine.generate(engine.decode_params(params), requests, DRAW)[0]
-
-
-# --- The sampler ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cache", [{}, dict(page_tokens=8, cache_fraction=0.4, chunk=3, slots=4)])
@@ -173,20 +169,8 @@ def test_a_step_that_finds_nothing_ends_after_its_rounds(monkeypatch):
     assert got.groups == [] and got.rounds == 3 and len(got.drawn) == 6
 
 
-# --- A run ---------------------------------------------------------------------------------------
-
-
 class Cut(Exception):
     pass
-
-
-def saved(workdir, step):
-    """(arrays and carried groups as in the checkpoint)."""
-    args = checkpoint.ocp.args
-    with checkpoint.reader(workdir / "checkpoints") as m:
-        items = {k: args.StandardRestore() for k in ("arrays", "carried")}
-        out = m.restore(step, args=args.Composite(**items))
-    return jax.tree.map(np.asarray, dict(out))
 
 
 def numbers(workdir) -> list[str]:
@@ -196,10 +180,8 @@ def numbers(workdir) -> list[str]:
 
 
 def aged(steps: int, staleness: int = 1):
-    c = small(steps)
-    c.rollout.staleness, c.loss.importance_cap = staleness, 5.0
-    c.rollout.slots, c.rollout.chunk, c.rollout.max_response_tokens = 24, 4, 32
-    return c
+    fields = dict(rollout__slots=24, rollout__chunk=4, rollout__max_response_tokens=32)
+    return small(steps, rollout__staleness=staleness, loss__importance_cap=5.0, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +229,7 @@ def test_cut_off_anywhere_it_ends_with_the_same_bits(every, whole_run, tmp_path)
         break
     assert without_clocks(tmp_path)[-1]["step"] == 6 and max(replayed) > 0
     assert numbers(tmp_path) == numbers(whole_run[0])
-    assert_same_bits(saved(tmp_path, 6), saved(whole_run[0], 6))
+    assert_same_bits(*(saved(w, 6, "arrays", "carried") for w in (tmp_path, whole_run[0])))
 
 
 @pytest.mark.slow
@@ -274,7 +256,6 @@ def test_other_slots_are_another_run(whole_run, tmp_path):
 
 
 def test_no_staleness_compiles_no_more():
-    """The programs of S = 0 know nothing of it."""
     c = config.base()
     c.loss.importance_cap = 5.0
     for S in (0, 1):

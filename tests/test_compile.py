@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,8 +10,10 @@ import time
 import jax
 import jax.numpy as jnp
 import pytest
+import test_config
 import test_configs
 from levels import needs_libtpu
+from scripts import ROOT
 from test_qwen2 import mesh_of
 
 from dapo_jax import build, config, parallel, plan
@@ -20,7 +21,6 @@ from dapo_jax.model import qwen2
 from dapo_jax.plan import compile as plan_compile
 from dapo_jax.pods import slices as pods
 
-ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "JAX_OPTIMIZATION_LEVEL": "O0"}
 
 
@@ -30,9 +30,7 @@ def plan_command(name, pod, *more):
 
 
 def small(**changes):
-    c = config.base()
-    c.update({name.replace("__", "."): x for name, x in changes.items()} | {"optim.minibatches": 4})
-    return c
+    return test_config.changed(**changes, optim__minibatches=4)
 
 
 def test_what_lies_beside_the_programs():

@@ -19,9 +19,6 @@ from dapo_jax.model import qwen2
 
 PACKAGE = Path(dapo_jax.__file__).parent
 
-# --- The fields ---
-
-
 PLACES = {name.rpartition(".")[0] for name in config.SCHEMA}  # "" is the root
 SECTIONS = {p: operator.attrgetter(p)(config.base()) if p else config.base() for p in PLACES}
 
@@ -92,8 +89,11 @@ def test_a_config_is_copied_compared_and_set_by_name():
     assert not hasattr(c, "nothing") and not hasattr(c, "__nothing__")
 
 
-def test_a_config_needs_no_jax():
-    code = "import sys; from dapo_jax.config import cli, presets; sys.exit('jax' in sys.modules)"
+def test_a_config_and_what_judges_and_reads_need_no_jax():
+    """Workers start quickly, and never take the accelerator."""
+    parts = "config.cli config.presets reward.workers data.problems data.tokenizer data.prompts"
+    names = ", ".join(f"dapo_jax.{part}" for part in parts.split())
+    code = f"import sys, {names}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -132,9 +132,6 @@ MEANT = {
 def test_nearest_names_what_was_meant(typed):
     found = config.nearest(typed).removeprefix("; did you mean ").rstrip("?").split(", ")
     assert MEANT[typed] in found
-
-
-# --- Validation ---
 
 
 def changed(c=None, **fields):

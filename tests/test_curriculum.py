@@ -2,7 +2,6 @@
 without one has nothing of it."""
 
 import itertools
-import pathlib
 
 import hypothesis
 import numpy as np
@@ -10,6 +9,7 @@ import pages
 import pytest
 import test_train
 from hypothesis import given, strategies as st
+from scripts import ROOT
 from test_train import run
 
 from dapo_jax import algorithm, config, train
@@ -24,7 +24,6 @@ from dapo_jax.rollout.engine import Response
 from dapo_jax.variants import choose, curriculum
 from dapo_jax.variants.curriculum import Rates
 
-ROOT = pathlib.Path(__file__).parent.parent
 NINE = DynamicSampling(max_rounds=9)
 
 
@@ -54,9 +53,6 @@ def unknown(problems) -> Rates:
 
 def retired(P, epoch) -> Rates:
     return Rates(np.ones(P), np.ones(P, np.int32), np.full(P, epoch, np.int32))
-
-
-# --- Golden numbers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("cap", "G", "fewest"), [(0.9, 16, 15), (0.9, 8, 8), (0.875, 8, 7)])
@@ -124,10 +120,7 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
     c = settings(pass_rate_cap=cap, revisit_epochs=sits_out)
     rng = np.random.default_rng(P)
     stream = np.concatenate([rng.permutation(P) for _ in range(400)]).tolist()
-
-    def outcome(position):
-        return of((correct[stream[position]] + position // P) % 5, 4, position)
-
+    outcome = lambda p: of((correct[stream[p]] + p // P) % 5, 4, p)
     rates, book, draws, cursor, carried = unknown(P), {}, np.zeros(P, int), 0, []
     for accept_rate in accept_rates:
         got = ds.collect(
@@ -188,9 +181,6 @@ def test_without_a_curriculum_nothing_is_kept_or_looked_up():
         assert curriculum.is_on(make().curriculum) == (name == "scale_rl")
 
 
-# --- Temperature ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_temperature_goes_from_one_to_the_other(schedule):
     c = settings(temperature_schedule=schedule, temperature_steps=4, temperature_end=0.5)
@@ -199,9 +189,6 @@ def test_temperature_goes_from_one_to_the_other(schedule):
     share = share if schedule == "linear" else (1 - np.cos(np.pi * share)) / 2
     drawn = [algorithm.training_draw(choose.of(c), step).temperature for step in range(7)]
     np.testing.assert_allclose(drawn, 1.5 - share, rtol=1e-6)
-
-
-# --- Whole runs ----------------------------------------------------------------------------------
 
 
 def small(steps, **fields):
@@ -258,17 +245,13 @@ def test_what_was_kept_is_left_behind_where_it_is_off():
 
 def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
     """Everything is right from the first epoch on."""
-    c = test_train.small(9)
-    c.data.embedded_problems, c.curriculum.pass_rate_cap = 8, 0.9
-    c.dynamic_sampling.enabled = False
+    c = test_train.small(9, curriculum__pass_rate_cap=0.9, dynamic_sampling__enabled=False)
+    c.data.embedded_problems = 8
     assert train.train(c, tmp_path, score=lambda problem, response: True)
     said = capsys.readouterr().out
     assert "stopped after step 5, saved: no problem is left to draw: all of them came to" in said
     last = metrics.read(tmp_path / "metrics.jsonl")[-1]
     assert (last["curriculum/left_out"], last["sampling/rounds"], last["data/epochs"]) == (8, 0, 1)
-
-
-# --- The page ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -18,8 +18,7 @@ from dapo_jax.model import hf, qwen2
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """(config, machine, random state) of the embedded task."""
-    c = small(1)
-    c.checkpoint.export_keep = 2
+    c = small(1, checkpoint__export_keep=2)
     text = build.load_text(c, tmp_path_factory.mktemp("text"), None)
     tok = text.tokenizer
     machine = build.build_machine(c, tok.vocab_size, tok.stop_ids, None)
@@ -116,10 +115,8 @@ def test_a_run_of_qwen3_exports_what_convert_would_and_changes_no_bit(tmp_path):
     write_qwen3(tmp_path)
 
     def asked(steps: int, export_every: int = 0):
-        c = small(steps)
-        c.model.path, c.tokenizer.chat = str(tmp_path / "model"), False
-        c.checkpoint.export_every = export_every
-        return c
+        model = dict(model__path=str(tmp_path / "model"), tokenizer__chat=False)
+        return small(steps, **model, checkpoint__export_every=export_every)
 
     assert run(asked(3), tmp_path / "plain")
     assert not (tmp_path / "plain" / "export").exists()

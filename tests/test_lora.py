@@ -150,14 +150,8 @@ def test_what_stays_is_in_the_compute_dtype_and_has_no_moments():
     assert f"tensor<{whole}xbf16>" in text and f"tensor<{whole}xf32>" not in text
 
 
-# --- a run ----------------------------------------------------------------------------------------
-
-
 def adapted(steps, **fields):
-    c = small(steps)
-    c.model.lora.rank, c.optim.lr = 4, 3e-3
-    c.update({k.replace("__", "."): v for k, v in fields.items()})
-    return c
+    return small(steps, **dict(model__lora__rank=4, optim__lr=3e-3) | fields)
 
 
 @pytest.fixture(scope="module")
@@ -220,9 +214,6 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
     run(adapted(0, init_from=str(whole_run), model__lora__rank=2), tmp_path / "next")
     base = qwen2.base(arrays(tmp_path / "next", 0)["params"])
     jax.tree.map(near, base, want)
-
-
-# --- the page -------------------------------------------------------------------------------------
 
 
 def test_the_page_is_a_run_and_tells_the_fields(tmp_path):

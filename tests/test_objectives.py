@@ -1,7 +1,6 @@
 """The field's other objectives: golden numbers, made in float64 by formulas written out, whose
 gradients agree with central differences. Every layout: test_update.py."""
 
-import pathlib
 import re
 from types import SimpleNamespace
 
@@ -9,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scripts import ROOT
+from test_config import changed
 
 from dapo_jax import build, config
 from dapo_jax.checkpoint import resume
@@ -40,12 +41,6 @@ def tokens(cells):
 
 PACKED = SimpleNamespace(segments_AxRxT=SEGMENTS, trained_AxRxT=rows(np.ones(10)) > 0)
 OVER = update.per_response(PACKED)
-
-
-def changed(objective):
-    c = config.base()
-    c.loss.objective = objective
-    return c
 
 
 def evaluate(name, normalizer, advantage=ADVANTAGE, importance="token", **changes):
@@ -160,8 +155,6 @@ def test_cispo_says_where_its_bounds_weigh():
     assert tokens(term.clipped_high).nonzero()[0].tolist() == [3, 5]
 
 
-# --- Advantages ----------------------------------------------------------------------------------
-
 REWARDS = np.array([[1.0, 0, 0, 1], [1, 1, 1, 0]])
 OTHERS = Advantage(scale="none", leave_one_out=True)
 
@@ -192,9 +185,6 @@ def test_whitened_over_the_tokens_of_the_batch():
     assert np.isfinite(whiten(A, np.zeros((3, 4), int), Advantage(epsilon=1e-5))).all()
 
 
-# --- The table -----------------------------------------------------------------------------------
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 REINFORCE = -np.mean(ADVANTAGE * NEW)
 OTHERS_OWN = """
 import jax.numpy as jnp
@@ -217,8 +207,7 @@ def own(tmp_path):
 
 def test_the_page_s_objectives_train(own):
     """-A log pi, a mean over tokens; checks and trainer take it from its file."""
-    c = config.base()
-    c.loss.objective = f"{own}:reinforce"
+    c = changed(loss__objective=f"{own}:reinforce")
     config.validate(c, 1)
     assert evaluate(f"{own}:reinforce", "batch_tokens")[0] == pytest.approx(REINFORCE, rel=1e-6)
     _, soft, _ = evaluate(f"{own}:soft_clip", "batch_tokens", clip_low=1.0, clip_high=100.0)
@@ -240,20 +229,19 @@ def test_the_page_s_objectives_train(own):
     ],
 )
 def test_what_is_no_objective_is_one_line(own, name, why):
-    c = config.base()
-    c.loss.objective = f"{own}:{name}"
+    c = changed(loss__objective=f"{own}:{name}")
     (line,) = validation.check_objective(c.loss)
     assert line.startswith("config.loss.objective: ") and why in line and "\n" not in line
 
 
 def test_an_objective_is_the_same_function_until_its_file_changes(own):
     name = f"{own}:reinforce"
-    before, hashed = objectives.named(name), choose.files(changed(name))
+    c = changed(loss__objective=name)
+    before, hashed = objectives.named(name), choose.files(c)
     assert objectives.named(name) == before and choose.files(config.base()) == {}
     own.write_text(own.read_text().replace("-advantage * logp", "-2 * advantage * logp"))
-    assert choose.files(changed(name)) != hashed and objectives.named(name) != before
+    assert choose.files(c) != hashed and objectives.named(name) != before
     assert evaluate(name, "batch_tokens")[0] == pytest.approx(2 * REINFORCE, rel=1e-6)
-    c = changed(name)
     saved = {"config": schema.leaves(c), "data": "d", "versions": {}}
     inputs = {"data": "d", "reward": "", **choose.files(c)}
     assert resume.check(saved | choose.files(c), c, inputs, False, print)
@@ -274,10 +262,8 @@ def test_the_paper_s_program_knows_nothing_of_the_others():
     """`Trainer`'s default choice, of which the update compiles what it did before there was one."""
     for preset in (config.base, config.paper, config.verl, config.grpo):
         assert objectives.choice(preset().loss) == objective.DAPO
-    c = config.base()
-    c.loss.importance_cap = 2.0
     weighted = objective.DAPO._replace(importance=objective.importance_weight)
-    assert objectives.choice(c.loss) == weighted
+    assert objectives.choice(changed(loss__importance_cap=2.0).loss) == weighted
 
 
 @pytest.mark.parametrize("name", presets.RECIPES)

@@ -5,10 +5,9 @@ import os
 import pathlib
 import pickle
 import re
-import subprocess
-import sys
 import time
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -251,11 +250,8 @@ def test_whatever_a_reward_raises_is_one_line(kind, capfd):
     assert len(printed) == (1 if kind in (MemoryError, Unspeakable) else 5)  # without their text
     assert all(line.startswith("warning: reward: failed on a resp") for line in printed)
 
-    def interrupted(problem, response):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        rewards.attempt(interrupted, problem(), "")
+        rewards.attempt(Mock(side_effect=KeyboardInterrupt), problem(), "")
 
 
 def test_a_reward_that_prints_fills_no_log(capfd, monkeypatch):
@@ -358,12 +354,3 @@ def test_a_hint_where_another_verifier_finds_what_ours_calls_wrong():
     said = guards.hint(c, {"sampling/shadow_gain": gain})
     assert said.startswith("verifier 'dapo' calls 50% of the responses wrong in which 'integer'")
     assert guards.hint(c, {"sampling/shadow_gain": 0.01}) == guards.hint(c, {}) == ""
-
-
-def test_what_judges_and_reads_imports_no_jax():
-    """Workers start quickly, and never take the accelerator."""
-    names = ["reward.workers", "data.problems", "data.tokenizer", "data.prompts"]
-    code = (
-        f"import sys, {', '.join('dapo_jax.' + n for n in names)}; sys.exit('jax' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

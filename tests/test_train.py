@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import stubbed_train
+from test_config import changed
 
 from dapo_jax import algorithm, config, train
 from dapo_jax.checkpoint import checkpoint
@@ -21,7 +22,8 @@ from dapo_jax.rollout.engine import Response
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def small(steps: int):
+def small(steps: int, **fields):
+    """fields: as of `changed`."""
     c = config.base()
     c.steps, c.eval.every, c.checkpoint.every = steps, 0, 1
     c.eval.k, c.eval.max_problems, c.data.embedded_problems = 2, 8, 64
@@ -29,7 +31,7 @@ def small(steps: int):
     c.rollout.slots, c.rollout.prefill_prompts, c.rollout.max_response_tokens = 16, 8, 16
     c.reward.overlong_buffer_tokens = 4
     c.mesh.fsdp, c.mesh.tensor = 4, 2
-    return c
+    return changed(c, **fields)
 
 
 def run(c, workdir, **options):
@@ -37,12 +39,16 @@ def run(c, workdir, **options):
     return train.train(c, workdir, score=stubbed_train.JUDGE, **options)
 
 
-def arrays(workdir: pathlib.Path, step: int):
-    m = checkpoint.manager(workdir / "checkpoints", keep=100)
+def saved(workdir: pathlib.Path, step: int, *items: str) -> dict:
+    """These items of a checkpoint: "arrays", "carried"."""
     args = checkpoint.ocp.args
-    out = m.restore(step, args=args.Composite(arrays=args.StandardRestore()))["arrays"]
-    m.close()
-    return jax.tree.map(np.asarray, out)
+    wanted = args.Composite(**{item: args.StandardRestore() for item in items})
+    with checkpoint.reader(workdir / "checkpoints") as m:
+        return jax.tree.map(np.asarray, dict(m.restore(step, args=wanted)))
+
+
+def arrays(workdir: pathlib.Path, step: int):
+    return saved(workdir, step, "arrays")["arrays"]
 
 
 def without_clocks(workdir: pathlib.Path) -> list[dict]:
@@ -71,9 +77,8 @@ def test_in_a_bucket_a_checkpoint_has_the_records_of_its_steps(tmp_path, bucket,
         save(*arguments)
 
     monkeypatch.setattr(checkpoint, "save", noted)
-    c = small(2)
-    c.checkpoint.directory = str(tmp_path / "checkpoints")  # Orbax opens buckets by itself
-    run(c, "gs://b/run")
+    # Orbax opens buckets by itself.
+    run(small(2, checkpoint__directory=str(tmp_path / "checkpoints")), "gs://b/run")
     assert there == [[0], [0, 1], [0, 1, 2]]
 
 
@@ -139,8 +144,7 @@ def test_a_changed_config_goes_on_only_where_it_may(whole_run, tmp_path, capsys)
     workdir, _ = whole_run
     shutil.copytree(workdir, tmp_path / "run")
     files = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    c = small(4)
-    c.optim.lr, c.seed = 1e-5, 1
+    c = small(4, optim__lr=1e-5, seed=1)
     with pytest.raises(config.ConfigError) as error:
         run(c, tmp_path / "run")
     seed, lr, advice = str(error.value).splitlines()
@@ -161,8 +165,7 @@ def test_updates_that_are_not_finite_stop_the_run_with_a_checkpoint(tmp_path, ca
         right = stubbed_train.accept_half(problem, response).right
         return Grade(1.7e308 if right else 1.6e308, right)
 
-    c = small(9)
-    c.optim.max_skipped = 3
+    c = small(9, optim__max_skipped=3)
     for _ in range(2):
         train.train(c, tmp_path, score=enormous)
         said = capsys.readouterr().out
@@ -203,8 +206,7 @@ def test_a_run_that_learns_nothing_stops_with_a_checkpoint(fields, steps, why, t
 @pytest.mark.parametrize("reading", ["off", "loss", "group"])
 def test_the_three_readings_of_overlong_filtering(reading):
     """One group of four: right, wrong, wrong and truncated, right and truncated."""
-    c = small(1)
-    c.loss.overlong_filter, c.reward.overlong_penalty = reading, 0.0
+    c = small(1, loss__overlong_filter=reading, reward__overlong_penalty=0.0)
     zeros = lambda n: np.zeros(n, np.float32)
     responses = [Response(np.arange(n), zeros(n), zeros(n), n == 16) for n in (3, 5, 16, 16)]
     right = np.array([True, False, False, True])

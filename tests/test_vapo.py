@@ -98,9 +98,6 @@ def test_minibatches_carry_the_verdicts():
         assert [i.term_weights for i in items] == [[pytest.approx(w)] for w in want]
 
 
-# --- Its gradient --------------------------------------------------------------------------------
-
-
 def make_critic(mesh=None, shape=SHAPE):
     """Its optimizer's state is the gradient, so that `update` hands it out."""
     setup = learner.Setup(mesh or mesh_of(), RULES, optax.trace(decay=0.0), "float32")
@@ -186,8 +183,7 @@ def by_hand(step, skipped=(False, True), old_logprobs="reuse", reference=None, *
     """Two mini-batches of eight responses of 1 to 4 tokens, half of them truncated. The values of
     the batches are 1 and 2, of the first parameters; their advantages lie 10 above, the returns 20.
     (what `learn` returns, the rows that were read, batches of values, batches of the policy)."""
-    c = small(9)
-    c.critic.enabled, c.critic.pretrain_steps, c.loss.old_logprobs = True, 2, old_logprobs
+    c = small(9, critic__enabled=True, critic__pretrain_steps=2, loss__old_logprobs=old_logprobs)
     c.critic.update(fields)
     read, valued, learned = [], [], []
 
@@ -244,8 +240,7 @@ def test_skipped_updates_in_a_row_by_hand(skipped, in_row):
 
 
 def test_either_model_alone_stops_the_run():
-    c = small(1)
-    c.optim.max_skipped = 3
+    c = small(1, optim__max_skipped=3)
     stop = lambda **in_row: guards.why_stop(c, Counters(**in_row), {})
     assert not stop(skipped_in_row=2, others_skipped_in_row=2)
     assert "3 updates in a row were not finite" in stop(skipped_in_row=3)
@@ -285,9 +280,6 @@ def test_targets_in_pre_training_are_monte_carlo():
     told = [update.horizon(c, [], step) for step in range(3)]
     assert [h.lambda_value for h in told] == [1, 1, 0.5]
     assert {float(h.lambda_policy) for h in told} == {0.75}
-
-
-# --- Estimates -----------------------------------------------------------------------------------
 
 
 def logged(*sums):
@@ -361,18 +353,13 @@ def test_estimates_of_several_mini_batches_are_of_all_their_tokens():
     assert tag not in logged(*map(sums, values, (1.0, 1.0)))
 
 
-# --- Where it comes from -------------------------------------------------------------------------
-
-
 def machine_of(c):
     return build.build_machine(c, 48, (0, 1), None)
 
 
 @pytest.mark.parametrize("kind", ["reward model", "language model", "policy"])
 def test_it_starts_from_a_model(kind, tmp_path):
-    c = small(1)
-    c.critic.enabled = True
-    c.model.tie_embeddings = False
+    c = small(1, critic__enabled=True, model__tie_embeddings=False)
     m = machine_of(c)
     policy = build.initial_params(c, m)
     if kind == "policy":
@@ -398,8 +385,7 @@ def test_it_starts_from_a_model(kind, tmp_path):
 
 
 def test_a_model_of_other_tokens_is_refused(tmp_path):
-    c = small(1)
-    c.critic.enabled = True
+    c = small(1, critic__enabled=True)
     shape = machine_of(c).others["critic"].shape._replace(vocab_size=24)
     hf.save(tmp_path / "model", shape, qwen2.init(shape, jax.random.key(5)), "float32")
     c.critic.init_from = str(tmp_path / "model")
@@ -410,29 +396,24 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
         config.validate(c, 8, files=True)
 
 
-# --- What DAPO pays ------------------------------------------------------------------------------
-
-
 def test_dapo_s_programs_are_the_same():
     """By their text: a value model adds two, and none of DAPO's knows of it; the loss on right
     responses changes the update's alone."""
 
     def texts(**changes):
-        c = small(1)
-        c.update(changes)
+        c = small(1, **changes)
         calls = build.calls(c, machine_of(c))
         return {k: x.program.lower(*x.arguments).as_text() for k, x in calls.items()}
 
-    off, on = texts(), texts(**{"critic.enabled": True})
+    off, on = texts(), texts(critic__enabled=True)
     assert on.keys() - off.keys() == {"values", "update of values"}
     assert {k: on[k] for k in off} == off
-    term = texts(**{"loss.positive_coef": 0.1})
+    term = texts(loss__positive_coef=0.1)
     assert {k for k in off if off[k] != term[k]} == {"update"} and term.keys() == off.keys()
 
 
 def test_the_policy_s_rate_begins_behind_pre_training():
-    c = small(9)
-    c.optim.lr, c.optim.warmup_steps, c.critic.pretrain_steps = 1.0, 2, 3
+    c = small(9, optim__lr=1.0, optim__warmup_steps=2, critic__pretrain_steps=3)
     rates = lambda: [choose.of(c).learning_rate(step) for step in range(6)]
     assert rates() == [0.5, 1, 1, 1, 1, 1]
     c.critic.enabled = True
@@ -443,15 +424,10 @@ def test_the_policy_s_rate_begins_behind_pre_training():
     assert [update.value_knobs(c.critic, step).lr for step in range(3)] == [0.5, 1, 1]
 
 
-# --- A run ---------------------------------------------------------------------------------------
-
-
 def valued(steps, **fields):
-    c = small(steps)
-    c.critic.enabled, c.critic.pretrain_steps, c.critic.lr = True, 2, 1e-3
-    c.critic.length_alpha, c.checkpoint.keep = 0.4, 9
-    c.update({k.replace("__", "."): v for k, v in fields.items()})
-    return c
+    own = dict(critic__enabled=True, critic__pretrain_steps=2, critic__lr=1e-3)
+    own |= dict(critic__length_alpha=0.4, checkpoint__keep=9)
+    return small(steps, **own | fields)
 
 
 @pytest.fixture(scope="module")
@@ -489,15 +465,12 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
         {"loss.kl_coef": 0.1, "optim.offload": True},
         {"model.lora.rank": 2, "model.dtype": "bfloat16", "critic.clip": 0.2},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
-        {
-            "critic.bootstrap_truncated": True,
-            "rollout.max_response_tokens": 6,
-            "reward.overlong_penalty": 0.0,
-        },
+        {"critic.bootstrap_truncated": True, "rollout.max_response_tokens": 6,
+         "reward.overlong_penalty": 0.0},
         {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
     ],
     ids=lambda c: next(iter(c)),
-)
+)  # fmt: skip
 def test_a_step_of_both_models_under_each_option(change, tmp_path):
     c = valued(2, critic__pretrain_steps=1)
     c.update(change)
