@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from ports import wait_until
 
 from dapo_jax.config import schema
 from dapo_jax.log import alarm_command
@@ -27,10 +28,8 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
             break
     assert waited < limit  # the run does not wait
     assert said == [f"warning: log.alarm_command: ended after {limit} s"]
-    deadline = time.monotonic() + 60
-    while running(int(pid.read_text())):  # the child of a killed parent is the system's to bury
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    # The child of a killed parent is the system's to bury.
+    wait_until(lambda: not running(int(pid.read_text())))
 
 
 def running(pid: int) -> bool:

@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import re
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from data.hf_golden import make as golden
 from rounding import reference
-from test_qwen2 import mesh_of, oracle_logits
+from test_qwen2 import TINY, mesh_of, oracle_logits
 
 from dapo_jax import config
 from dapo_jax.model import hf, one_cpu, qwen2
@@ -20,11 +21,8 @@ from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, Stats, Watch, total
 from dapo_jax.rollout.settings import Rollout
 
-SHAPE = qwen2.Shape(
-    vocab_size=32, hidden_size=32, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=8, rope_theta=1e4, rms_eps=1e-6, tie_embeddings=True, init_std=0.15,
-    scan_layers=False, remat="none",
-)  # fmt: skip
+SIZES = dict(vocab_size=32, hidden_size=32, intermediate_size=32, num_layers=2, head_dim=8)
+SHAPE = TINY._replace(**SIZES, tie_embeddings=True, init_std=0.15)
 PROMPT, RESPONSE, STOPS = 8, 20, (3, 9)
 RULES = config.base().sharding.decode.to_dict()
 DRAW = Draw(seed=5, temperature=0.9)
@@ -362,9 +360,7 @@ def test_bad_requests_are_named(engine, weights, requests, responses, prompt, li
 
 
 def test_an_interrupted_call_leaves_a_working_engine(engine, weights, requests, responses):
-    def interrupt(finished):
-        raise KeyboardInterrupt
-
+    interrupt = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(weights, requests, DRAW, Watch(progress=interrupt))
     assert ids(engine.generate(weights, requests, DRAW)[0]) == ids(responses)

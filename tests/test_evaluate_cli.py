@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,9 +107,7 @@ def test_cut_off_half_way(run, result, tmp_path):
 
 @pytest.fixture
 def no_sampling(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise NotImplementedError("something was sampled")
-
+    refuse = Mock(side_effect=NotImplementedError("something was sampled"))
     monkeypatch.setattr(evaluate, "evaluate", refuse)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import scripts
+from ports import wait_until
 from scripts import FAKES, LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools, on_path
 
 PYTHON = {"DAPO_TPU_PYTHON": "{}.{}".format(*sys.version_info)}  # the only one there is
@@ -88,12 +89,9 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
     done = cloud.run()
     assert done.returncode == 0 and shown(done)[-1] == "done: 2 steps", done.stderr
     assert not (cloud.folder / "silent").exists() and not {"create", "delete"} & {*cloud.kinds()}
-    deadline = time.monotonic() + 120
-    for host in ("host0", "host1"):
-        home = cloud.folder / host / "dapo_jax"
-        while "done: 2 steps" not in (home / "run.log").read_text():  # it follows the first alone
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    for home in (cloud.folder / host / "dapo_jax" for host in ("host0", "host1")):
+        log = home / "run.log"  # it follows the first host's alone
+        wait_until(lambda log=log: "done: 2 steps" in log.read_text())
         assert not (home / ".git").exists()
 
 

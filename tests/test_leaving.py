@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from ports import wait_until
 
 from dapo_jax.hosts import leaving
 
@@ -125,7 +126,4 @@ def test_all_leave_where_one_is_asked(monkeypatch):
         monkeypatch.setattr(leaving.parallel, "any_process", lambda flag: True)
         with pytest.raises(leaving.Leave):
             asked.check()
-        deadline = time.monotonic() + 60
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert ended
+        wait_until(lambda: ended)

@@ -2,11 +2,12 @@
 
 import itertools
 import json
-import pathlib
 import re
+from unittest.mock import Mock
 
 import jax
 import pytest
+from scripts import ROOT
 
 from dapo_jax import config, plan
 from dapo_jax.config import presets
@@ -14,7 +15,6 @@ from dapo_jax.model import qwen2
 from dapo_jax.plan import constants, footprint, layouts, planner, report, shapes
 from dapo_jax.pods import slices
 
-ROOT = pathlib.Path(__file__).parent.parent
 V5P, V6E = slices.parse("v5p-256"), slices.parse("v6e-256")
 N_32B = 32_763_876_352
 TRAFFIC = plan.Traffic(256, 5120)
@@ -172,11 +172,7 @@ def test_absurd_sizes_are_said_at_once():
 
 def test_a_value_model_that_is_not_to_be_had_here_is_a_doubt(monkeypatch):
     """As the policy's own: the hosts may have it."""
-
-    def offline(*_):
-        raise OSError
-
-    monkeypatch.setattr(shapes.huggingface_hub, "hf_hub_download", offline)
+    monkeypatch.setattr(shapes.huggingface_hub, "hf_hub_download", Mock(side_effect=OSError))
     c = big(critic__enabled=True, critic__init_from="somebody/reward")
     assert plan.check(c, V5P).startswith("somebody/reward: its config.json is")
 
@@ -222,8 +218,6 @@ def test_what_does_not_fit_is_refused_or_doubted():
     with pytest.raises(ValueError, match="data = 1 is no multiple of 2"):
         plan.check(big(mesh__fsdp=32), slices.parse("2xv5p-256"))
 
-
-# --- figures ------------------------------------------------------------------------------------
 
 SMALL = dict(
     rollout__groups=16, rollout__group_size=4, rollout__max_response_tokens=400, steps=60,

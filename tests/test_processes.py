@@ -34,7 +34,6 @@ def set_flags(monkeypatch):
 
 @pytest.fixture
 def initialize(monkeypatch):
-    """In place of jax.distributed.initialize."""
     mock = unittest.mock.Mock()
     monkeypatch.setattr(jax.distributed, "initialize", mock)
     return mock
@@ -127,11 +126,8 @@ def test_flags_and_settings_are_compared_but_those_of_one_machine(set_flags, mon
     set_flags("b:1", 3, 1)
     monkeypatch.setenv("XLA_FLAGS", f"{mine['XLA_FLAGS']} --xla_x=1 --xla_dump_to=/d")
     monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(device_kind="TPU v5")])
-    jax.config.update("jax_debug_infs", True)
-    try:
+    with jax.debug_infs(True):
         theirs = processes.identity(config.base(), "runs/a")
-    finally:
-        jax.config.update("jax_debug_infs", False)
     assert mine.keys() == theirs.keys()
     assert {name for name in mine if mine[name] != theirs[name]} == {
         "--num_processes", "XLA_FLAGS", "jax_debug_infs", "the devices of each process"

@@ -92,9 +92,7 @@ def test_what_goes_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
 
 
 def test_a_service_that_fails_is_named_once_and_ends_nothing(tmp_path, wandb, mlflow):
-    def broken(*_, **__):
-        raise ConnectionError("no route\nto host")
-
+    broken = mock.Mock(side_effect=ConnectionError("no route\nto host"))
     mlflow.set_experiment = broken  # never starts
     said = []
     writer = metrics.Writer(tmp_path, -1, settings(wandb="a", mlflow="b"), said.append)

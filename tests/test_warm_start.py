@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import re
-import types
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -164,10 +164,8 @@ def test_what_a_step_runs_is_compiled_beside_the_warm_up(sevens, tmp_path, monke
     assert sorted(n for n, _ in by if n in names) == sorted(names)
     assert {t for n, t in by if n in names}.isdisjoint(t for n, t in by if n == "_supervise")
 
-    def broken(*arguments):
-        raise ValueError("of the compiler")
-
-    call = parallel.Call(types.SimpleNamespace(lower=broken), ())
+    broken = Mock(**{"lower.side_effect": ValueError("of the compiler")})
+    call = parallel.Call(broken, ())
     monkeypatch.setattr(build, "calls", lambda *arguments: {"update": call})
     with pytest.raises(ValueError, match="of the compiler"):
         train.train(c, tmp_path / "b")
