@@ -16,8 +16,8 @@ import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tiny_config
 
-from dapo_jax import config
 from dapo_jax.data import arithmetic
 from dapo_jax.model import hf, qwen2
 
@@ -67,9 +67,7 @@ def small(text: str) -> str:
 def model(folder: pathlib.Path, tokenizer: pathlib.Path, **shape) -> None:
     """A directory as those of the hub, of a random model that has seen nothing."""
     folder.mkdir(parents=True)
-    c = config.base()
-    c.model.hidden_size, c.model.intermediate_size, c.model.num_layers = 32, 32, 1
-    c.model.num_heads, c.model.num_kv_heads, c.model.head_dim = 2, 1, 16
+    c = tiny_config.get_config()
     c.update(shape)
     shape = qwen2.shape_from_config(c)
     random = lambda x: np.random.default_rng(x.size).normal(0, 0.2, x.shape).astype(x.dtype)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from test_qwen2 import mesh_of
 
 from dapo_jax import config, parallel
 from dapo_jax.checkpoint import checkpoint, groups as flat_groups
@@ -28,8 +28,7 @@ COUNTERS = Counters(
 
 
 def layout(mesh_shape) -> State:
-    devices = np.array(jax.devices()[: np.prod(mesh_shape)]).reshape(mesh_shape)
-    mesh = Mesh(devices, parallel.AXES)
+    mesh = mesh_of(mesh_shape)
     params = parallel.shardings(qwen2.metadata(SHAPE, "axes"), mesh, CONFIG.sharding.train)
     replicated = lambda _: parallel.replicated(mesh)
     opt = optax.tree_map_params(

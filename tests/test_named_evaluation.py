@@ -1,15 +1,13 @@
 """python -m dapo_jax.evaluate --data=aime24: settings of the papers, always the same digits."""
 
 import hashlib
-import io
 import json
 import pathlib
 import re
 from types import SimpleNamespace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from pages import DOCS, lines, parquet
 from tables import cases
 from tiny_config import get_config as tiny
 
@@ -17,8 +15,7 @@ from dapo_jax import config, evaluate
 from dapo_jax.data import answers, problems, prompts, published
 from dapo_jax.evaluation import named_sets, scores
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "evaluation.md").read_text()
+PAGE = (DOCS / "evaluation.md").read_text()
 FIXED = frozenset({"eval.max_response_tokens", "reward.verifier"})
 
 
@@ -27,18 +24,16 @@ def bodies(run) -> dict[str, bytes]:
     """Files in the forms that are published, of problems that the run's model has words for."""
     rows = map(json.loads, (run / "data" / "heldout.jsonl").read_text().splitlines())
     asked = [(r["prompt"][0]["content"], r["reward_model"]["ground_truth"]) for r in rows]
-    lines = lambda made: "".join(json.dumps(r) + "\n" for r in made).encode()
     chat = lambda q: [{"role": "user", "content": prompts.in_template(q)[0][1]}]
     verl = [{"prompt": chat(q), "reward_model": {"ground_truth": a}} for q, a in asked[:2]]
     verl = [row | {"data_source": "math_dapo"} for row in verl]
     math500 = dict(solution="s", subject="Algebra", level=1, unique_id="test/algebra/1.json")
     half = lambda a: f"\\frac{{{2 * int(a)}}}{{2}}"
-    pq.write_table(pa.Table.from_pylist(verl * 32), aime := io.BytesIO())
     return {
-        "aime24": aime.getvalue(),
-        "gsm8k-test": lines({"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:50]),
-        "math500": lines(math500 | {"problem": q, "answer": half(a)} for q, a in asked[:40]),
-        "amc23": lines({"question": q, "answer": f"{a}.0"} for q, a in asked[8:10]),
+        "aime24": parquet(verl * 32),
+        "gsm8k-test": lines([{"question": q, "answer": f"so\n#### {a}"} for q, a in asked[:50]]),
+        "math500": lines([math500 | {"problem": q, "answer": half(a)} for q, a in asked[:40]]),
+        "amc23": lines([{"question": q, "answer": f"{a}.0"} for q, a in asked[8:10]]),
     }
 
 

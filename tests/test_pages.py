@@ -107,32 +107,24 @@ def evaluation(said, desk) -> None:
     assert list(json.loads((desk / "scores.json").read_text())["sets"]) == ["aime24", "mine"]
 
 
-QUICKSTART = "python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/mine"
-# page -> (lines typed before it, and after it, what is to be seen)
-PAGES = {
-    "own_data.md": ([], [], own_data),
-    "own_reward.md": ([], [], own_reward),
-    "evaluation.md": ([QUICKSTART], [], evaluation),
-    "warm_start.md": (
-        [],
-        [
-            "python -m dapo_jax.train --config=mine.py --workdir=runs/mine --config.steps=0"
-            " --config.data.max_prompt_tokens=256",
-            "python -m dapo_jax.convert to-hf runs/mine hf --dtype=float32",
-        ],
-        warm_start,
-    ),
-    "staleness.md": ([], [], staleness),
-}
+# page -> what is to be seen; and what is typed before its own lines, or after them
+PAGES = {"own_data.md": own_data, "own_reward.md": own_reward, "evaluation.md": evaluation}
+PAGES |= {"warm_start.md": warm_start, "staleness.md": staleness}
+MINE = "python -m dapo_jax.train --workdir=runs/mine --config="
+FIRST_TYPED = {"evaluation.md": [MINE + "configs/quickstart.py"]}
+LAST_TYPED = {"warm_start.md": [
+    MINE + "mine.py --config.steps=0 --config.data.max_prompt_tokens=256",
+    "python -m dapo_jax.convert to-hf runs/mine hf --dtype=float32",
+]}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_works_as_it_stands(page, desk, typed):
-    before, after, seen = PAGES[page]
-    for line in before:
+    for line in FIRST_TYPED.get(page, []):
         typed(desk, line)
-    seen(pages.follow(page, desk, typed) + [typed(desk, line) for line in after], desk)
+    said = pages.follow(page, desk, typed)
+    PAGES[page](said + [typed(desk, line) for line in LAST_TYPED.get(page, [])], desk)
 
 
 WEEK_PAGE = (pages.DOCS / "first_week.md").read_text()
@@ -238,6 +230,7 @@ def test_a_run_of_the_task(task, desk, typed):
 def test_what_is_done_with_a_run(desk, typed):
     """Scores on its own problems and on others, a branch, an export."""
     mine(desk)
+    done = lambda task: typed(desk, *WEEK[task][1])  # of a task of one line
     train, evaluate = WEEK[FIRST][1]
     typed(desk, train)
     found = last(desk)
@@ -246,17 +239,16 @@ def test_what_is_done_with_a_run(desk, typed):
     assert re.search(r"^test +4 +2 +1 +0.7 ", typed(desk, evaluate), re.M)
     (line,) = WEEK["the scores of a trained run on other problems"][1]
     assert "--config" not in line and re.search(r"^other +4 +2 +1 +0.7 ", typed(desk, line), re.M)
-    (line,) = WEEK["a branch from step 1, with the optimizer"][1]
-    assert "a branch of runs/mine/checkpoints step 1" in typed(desk, line)
+    branched = done("a branch from step 1, with the optimizer")
+    assert "a branch of runs/mine/checkpoints step 1" in branched
     clock = re.compile("time/|perf/|sampling/evicted")
     branch = {k: v for k, v in last(desk, "branch").items() if not clock.match(k)}
     assert found["optim/grad_norm"] > 0 and branch.items() <= found.items()  # step 2, optimizer too
-    (line,) = WEEK["why a sample of a step is what it is"][1]
-    assert "\nas recorded: " in (why := typed(desk, line)) and "\nsample 0:\n" in why
-    (line,) = WEEK["a run as one file to be sent"][1]
-    assert "mine.html" in typed(desk, line) and "<svg" in (desk / "mine.html").read_text()
-    (line,) = WEEK["a model for transformers or vLLM"][1]
-    typed(desk, line)
+    why = done("why a sample of a step is what it is")
+    assert "\nas recorded: " in why and "\nsample 0:\n" in why
+    assert "mine.html" in done("a run as one file to be sent")
+    assert "<svg" in (desk / "mine.html").read_text()
+    done("a model for transformers or vLLM")
     about = json.loads((desk / "hf" / "config.json").read_text())
     assert about["architectures"] == ["Qwen2ForCausalLM"]
     assert (desk / "hf" / "tokenizer.model").exists()

@@ -14,14 +14,10 @@ from dapo_jax.data.tokenizer import load
 
 
 @pytest.fixture(scope="module")
-def released(assets):
-    """The folder of the released Qwen2.5 tokenizer."""
-    return assets / "tokenizer"
-
-
-@pytest.fixture(scope="module")
-def qwen(released):
-    return load(released, released / "chat_template_qwen2.5_instruct.jinja")
+def qwen(assets):
+    """The released Qwen2.5 tokenizer."""
+    template = assets / "tokenizer" / "chat_template_qwen2.5_instruct.jinja"
+    return load(template.parent, template)
 
 
 @pytest.fixture
@@ -54,8 +50,9 @@ CHAT = (
 )
 
 
-def test_qwen_vectors(released, qwen):
+def test_qwen_vectors(assets, qwen):
     """The rendered conversations among them come out of `render_chat` letter by letter."""
+    released = assets / "tokenizer"
     lines = (released / "llamacpp_qwen2_vectors.jsonl").read_bytes().splitlines()
     lines += gzip.decompress((released / "real_text_golden.jsonl.gz").read_bytes()).splitlines()
     vectors = [(v["text"], v["ids"]) for v in map(json.loads, lines)]
@@ -69,8 +66,8 @@ def test_qwen_vectors(released, qwen):
         assert qwen.render_chat(asked) == text and qwen.chat(asked) == ids
 
 
-def test_qwen_facts(released, qwen):
-    facts = json.loads((released / "tokenizer_facts.json").read_text())
+def test_qwen_facts(assets, qwen):
+    facts = json.loads((assets / "tokenizer" / "tokenizer_facts.json").read_text())
     assert qwen.vocab_size == facts["len_tokenizer"] == 151665
     assert qwen.stop_ids == {151643, 151645}
     for token in facts["added_tokens"]:
