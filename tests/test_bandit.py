@@ -47,7 +47,6 @@ def test_rollouts_to_a_half_are_read_off_straight_lines():
 
 @pytest.mark.slow
 def test_a_rare_shared_move_grows(machine):
-    """Two rollouts of the real loop from a base made here."""
     c, m = machine
     params = jax.tree.map(lambda w: w.copy(), build.initial_params(c, m))
     rare = bandit.learn(c, m, params, rollouts=2)

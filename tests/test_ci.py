@@ -1,11 +1,10 @@
 """What CI promises of itself: skipped tests are told; its lists name files that are there."""
 
-import pathlib
 import re
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from scripts import ROOT
 
 # As pytest writes them: a test that another stage ran, one that none did, a file that was skipped.
 FAST = """<suite><testcase name="ran"><skipped message="needs torch"/></testcase>

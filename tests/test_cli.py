@@ -3,17 +3,14 @@
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
-import scripts
+from scripts import ROOT, bash
 
 from dapo_jax import gate
 from dapo_jax.checkpoint import checkpoint, workdir
 from dapo_jax.config import cli, schema
 from dapo_jax.run import policy
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -136,7 +133,7 @@ def test_a_place_of_no_known_kind(place, tmp_path):
 def test_a_stream_that_the_caller_closed_is_there():
     code = "import os, dapo_jax; [os.fstat(number) for number in range(3)]"
     closed = '"$0" -c "$1" dapo_jax <&- >&- 2>&-'
-    assert scripts.bash("-c", closed, sys.executable, code, PYTHONPATH=ROOT).returncode == 0
+    assert bash("-c", closed, sys.executable, code, PYTHONPATH=ROOT).returncode == 0
 
 
 def test_what_a_native_library_prints_does_not_stand_beside_its_error(capfd):
@@ -162,7 +159,7 @@ def test_what_a_native_library_prints_does_not_stand_beside_its_error(capfd):
 )
 def test_a_shell_in_which_nothing_can_run(before, says, tmp_path):
     command = f"exec {sys.executable} -m dapo_jax.train --workdir={tmp_path}/w"
-    done = scripts.bash("-c", f"{before}; {command}")
+    done = bash("-c", f"{before}; {command}")
     assert done.returncode == 1 and done.stderr.startswith(f"error: {says}"), done.stderr
     assert done.stderr.count("\n") == 1 and not done.stdout
 
@@ -176,7 +173,7 @@ try:
 except BaseException:
     pass""")
     path = f"{tmp_path}:{ROOT}"
-    done = scripts.bash("-c", f"exec {sys.executable} -m dapo_jax.train", PYTHONPATH=path)
+    done = bash("-c", f"exec {sys.executable} -m dapo_jax.train", PYTHONPATH=path)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
@@ -190,5 +187,5 @@ def main():
     gc.collect()
     time.sleep(60)
 cli.run(main)"""
-    done = scripts.bash("-c", f'exec {sys.executable} -c "$0"', code)
+    done = bash("-c", f'exec {sys.executable} -c "$0"', code)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -2,14 +2,13 @@
 before a table or paragraph says which: `<!-- RESULTS: name; name -->`."""
 
 import decimal
-import pathlib
 import re
 
 import pytest
+from scripts import ROOT
 
 from benchmarks import tables
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MARK = re.compile(r"<!-- RESULTS: (.+?) -->\n(.+?)(?:\n\n|\Z)", re.S)
 # With a point, or a ratio: 0.95, .95, 1.3, 30x. Not versions, files, counts or sections.

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import safetensors.numpy
-import scripts
+from scripts import LAUNCH, ROOT
 from test_journal import opened
 from test_rewards import TOKENS as CHARACTERS, problem, response, rewarded
 
@@ -48,7 +48,6 @@ from dapo_jax.pods import slices
 from dapo_jax.reward import grading
 from dapo_jax.run import policy
 
-ROOT = Path(__file__).parent.parent
 SHOWN = (ValueError, OSError)  # `cli.mistake`; ConfigError and Damaged are ValueErrors
 # What a terminal would act upon, but for a progress bar's carriage return.
 STEERS = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\ud800-\udfff]"
@@ -250,8 +249,6 @@ def data_files(folder: Path, case) -> None:
     refuses_or_reads(worked.read, str(file), ALPHABET, False, made.data, 99, problems.Reading())
 
 
-# --- Rewards ---
-
 GRADE = "from dapo_jax.reward.functions import Grade"
 named, said = joined("rewards", 6), joined("responses")
 settings = st.fixed_dictionaries(
@@ -349,7 +346,7 @@ def launched(folder: Path, case: tuple[str, list[str]]) -> None:
     """Nothing is done: where a script accepts the line, it prints what it would do."""
     script, flags = case
     flags = [a.replace("\0", "").encode("utf-8", "surrogateescape") for a in flags]
-    command = ["bash", scripts.LAUNCH / script, "--dry-run", *flags]
+    command = ["bash", LAUNCH / script, "--dry-run", *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     told = done.stderr.splitlines()
     assert not done.returncode or (done.returncode < 3 and told[-1].startswith(b"error: ")), told
@@ -476,9 +473,6 @@ def test_a_generated_command(shell, tmp_path_factory, case):
     said = "".join(log.read_text(errors="replace") for log in logs)
     wrong = verdict(name, process.returncode, said)
     assert not wrong, f"{wrong}: {name} {argv}\n{said[-3000:]}"
-
-
-# --- Checkpoints ---
 
 
 @pytest.fixture(scope="module")

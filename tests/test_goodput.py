@@ -25,12 +25,8 @@ def step(at: float, n: int, compile_s: float = 0.0) -> list[tuple]:
     ]  # fmt: skip
 
 
-FIRST = [
-    (0, "start-up"),
-    (8, "resume", {"step": 0, "compile_s": 3.0}),
-    (8, "evaluation"),
-    (10, "save"),
-]
+RESUMED = {"step": 0, "compile_s": 3.0}
+FIRST = [(0, "start-up"), (8, "resume", RESUMED), (8, "evaluation"), (10, "save")]
 
 
 def lost(**seconds) -> dict[str, float]:

@@ -26,13 +26,9 @@ def settings(**bounds):
 
 
 LOG = {
-    "policy/entropy": 0.5,
-    "response/length_mean": 100.0,
-    "response/truncated_frac": 0.3,
-    "sampling/accept_frac": 0.2,
-    "sampling/rounds": 1,
-    "policy/sampler_trainer_logprob_gap": 0.01,
-}
+    "policy/entropy": 0.5, "policy/sampler_trainer_logprob_gap": 0.01, "sampling/rounds": 1,
+    "response/length_mean": 100.0, "response/truncated_frac": 0.3, "sampling/accept_frac": 0.2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03, 0.04, 0.95, 0.96, 1.0])

@@ -34,14 +34,10 @@ def load_params(directory, *args, **kwargs):
 
 
 def assert_same(a, b):
-    """Bit-equal trees."""
     a, b = flatten_dict(jax.device_get(a)), flatten_dict(jax.device_get(b))
     assert a.keys() == b.keys()
     for k in a:
         assert a[k].dtype == b[k].dtype and a[k].tobytes() == b[k].tobytes(), k
-
-
-# --- the same function as transformers ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", golden.CASES)
@@ -63,9 +59,6 @@ def test_live_transformers(tmp_path, case):
     assert_as_near(ours(tokens), theirs, transformers_logits(directory, tokens, "float64"))
     hf.save(tmp_path / "b", ours.shape, ours.params, "float32")
     assert transformers_logits(tmp_path / "b", tokens).tobytes() == theirs.tobytes()
-
-
-# --- loading --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -125,9 +118,6 @@ def test_stack_is_filled_in_place():
         assert compiled.alias_size_in_bytes == stack.nbytes and not compiled.temp_size_in_bytes
         out = update(jnp.zeros_like(stack), layer, 1, as_bits)
         assert (out[1] == 2.5).all() and not out[0].any() and not out[2:].any()
-
-
-# --- saving ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["qwen3_yarn", CASE])
@@ -200,9 +190,6 @@ def test_save_refuses(tmp_path):
         with pytest.raises(ValueError, match=says):
             hf.save(tmp_path / folder, shape, params, **how)
     assert not (tmp_path / "b").exists()
-
-
-# --- finding --------------------------------------------------------------------------------------
 
 
 def test_resolve(tmp_path, monkeypatch):

@@ -13,8 +13,6 @@ from dapo_jax.lab.experiments import figures, ladder
 
 TAG = "eval/heldout/avg@k"
 
-# --- Rungs ----------------------------------------------------------------------------------------
-
 FIELDS = {  # technique -> its field, without it, with it
     "overlong_filtering": ("loss.overlong_filter", "off", "loss"),
     "clip_higher": ("loss.clip_high", 0.2, 0.28),

@@ -27,9 +27,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("seed", range(metafunc.config.option.seeds))
 
 
-# --- random weights ------------------------------------------------------------------------------
-
-
 def easy_problems(folder, seed):
     """One to three digits, of which the first is the answer, and five words to write it with."""
     words = {word: i for i, word in enumerate(["</s>", "Answer:", "?", "3", "8"])}
@@ -65,9 +62,6 @@ def test_a_few_steps_raise_accuracy(tmp_path):
     assert train.train(c, tmp_path / "run")
     before, after = accuracy(tmp_path / "run", "eval/train/avg@k")
     assert before < 0.1 and after > 0.25, (before, after)
-
-
-# --- the quickstart ------------------------------------------------------------------------------
 
 
 def quickstart(shell, arm: str, workdir: pathlib.Path, **fields) -> None:

@@ -30,9 +30,6 @@ def golden(c):
     return objective.ppo_clip(OLD + LOG_RATIO, OLD, ADVANTAGE, c)
 
 
-# --- one token ------------------------------------------------------------------------------------
-
-
 def test_each_case_of_the_clip():
     term = golden(make(dual_clip=10.0))
     np.testing.assert_allclose(term.loss, PER_TOKEN, atol=2e-6)
@@ -98,9 +95,6 @@ def test_coefficients_from_config():
     assert off.dual_clip == off.entropy_enough == np.inf
     on = make(dual_clip=10.0, entropy_coef=0.25, entropy_enough=0.5)
     assert (on.dual_clip, on.entropy_coef, on.entropy_enough) == (10.0, 0.25, 0.5)
-
-
-# --- what a token weighs --------------------------------------------------------------------------
 
 
 def weights_oracle(tokens, groups, normalizer, chunk, most):

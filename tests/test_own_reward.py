@@ -1,16 +1,14 @@
 """Rewards of one's own: a graded one, of which nothing is right or wrong; those of the pages."""
 
-import pathlib
 import re
 
 import pytest
+from scripts import ROOT
 from test_train import arrays, assert_same_bits, small, without_clocks
 
 from dapo_jax import config, train
 from dapo_jax.log import guards, metrics, tags
 from dapo_jax.reward.grading import Grade
-
-ROOT = pathlib.Path(__file__).parent.parent
 
 
 def answering(problem, response: str) -> Grade:

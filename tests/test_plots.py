@@ -61,7 +61,6 @@ def test_every_axis_has_a_label_with_its_unit(name, theirs, tmp_path):
 
 
 def drawn(figure, title, label):
-    """(x, y) of the line with this label in the panel with this title."""
     ax = next(a for a in figure.axes if a.get_title() == title)
     return next(line.get_data() for line in ax.lines if line.get_label() == label)
 

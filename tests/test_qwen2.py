@@ -72,9 +72,7 @@ def oracle_hidden(c, params, tokens, xp=np):
         xp.power(c.rope_theta, -xp.arange(half) / half) * yarn_factors(c)
     )
     turn = xp.exp(1j * angle_Tx1xh) * (c.yarn.attention_factor if c.yarn else 1)
-
-    def norm(x, scale):
-        return x / xp.sqrt((x * x).mean(-1, keepdims=True) + c.rms_eps) * scale
+    norm = lambda x, scale: x / xp.sqrt((x * x).mean(-1, keepdims=True) + c.rms_eps) * scale
 
     def rotate(x):  # [..., T, heads, d]: pairs (i, i + d/2) as complex numbers
         z = (x[..., :half] + 1j * x[..., half:]) * turn

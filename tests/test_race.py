@@ -5,18 +5,16 @@ import importlib
 import json
 import sys
 import types
-from pathlib import Path
 
 import jax
 import pytest
+from scripts import ROOT
 
 from benchmarks import race
 from benchmarks.racers import judge, report
 from dapo_jax import config as config_lib
 from dapo_jax.data import arithmetic, tokenizer
 from dapo_jax.model import hf, qwen2
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

@@ -103,18 +103,13 @@ def test_a_right_one_and_a_wrong_one_of_the_first_groups_and_truncated_ones():
 
 def test_a_row_holds_what_a_reader_needs():
     words = ["a", "b ", "\ufffd"]
-
-    def decode(ids, skip_special=True):
-        return "".join(words[i] if i < 3 else f"<{i}>" for i in ids)
-
+    decode = lambda ids, **_: "".join(words[i] if i < 3 else f"<{i}>" for i in ids)
     c = config.base()
     c.log.samples, c.rollout.max_response_tokens = 1, 8
     c.reward.overlong_buffer_tokens = 8  # so that every token costs 1/8
     asked = [Problem(f"id{n}", (), "12", "math") for n in range(7)]
-
-    def read_again(problem, response):  # of a group that a restart has carried over
-        return Grade(2.0 * (len(response) == 1), len(response) == 1, response[-1])
-
+    # Of a group that a restart has carried over.
+    read_again = lambda problem, x: Grade(2.0 * (len(x) == 1), len(x) == 1, x[-1])
     tokenizer, encoded = types.SimpleNamespace(decode=decode), Encoded([[7, 8]] * 7, asked, 0)
     text = build.Text(tokenizer, encoded, {}, [], Judge(read_again))
     rows = list(report.samples(c, text, range(7), GOT))

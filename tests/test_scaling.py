@@ -15,7 +15,6 @@ TRUE = 0.25, 0.61, 1.92, 2e4  # start, ceiling, exponent, midpoint of what follo
 
 
 def oracle(compute, start, ceiling, exponent, midpoint):
-    """The formula, point by point."""
     share = [1 / (1 + (midpoint / x) ** exponent) if x else 0.0 for x in np.asarray(compute)]
     return np.array([start + (ceiling - start) * s for s in share])
 

@@ -20,27 +20,13 @@ ONE = 2 * 3 * 4 * 5 * 6  # of A @ B
 MESH = Mesh(np.array(jax.devices()[:2]).reshape(1, 1, 2), AXES)
 X, W = np.ones((4, 8), np.float32), np.ones((8, 6), np.float32)
 
-
-def scanned(a, b):
-    return jax.lax.scan(lambda c, _: (c + (a @ b).sum(), None), 0.0, length=7)[0]
-
-
-def looped(a, b, n):
-    return jax.lax.fori_loop(0, n, lambda _, c: c + scanned(a, b), 0.0)
-
-
-def branch(a, b, yes):
-    return jax.lax.cond(yes, lambda: (a @ b).sum(), lambda: (a[:1] @ b[:1]).sum())  # the dearest
-
-
-def loss(w, a):
-    return jnp.sum(jax.checkpoint(lambda w: jnp.sin(jnp.sin(a[0] @ w) @ jnp.ones((6, 6))))(w))
-
-
-def copied(x, w):  # by both devices, each with all of it
-    return jax.shard_map(jnp.matmul, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=False)(x, w)
-
-
+dot = lambda a, b: (a @ b).sum()
+scanned = lambda a, b: jax.lax.scan(lambda c, _: (c + dot(a, b), None), 0.0, length=7)[0]
+looped = lambda a, b, n: jax.lax.fori_loop(0, n, lambda _, c: c + scanned(a, b), 0.0)
+branch = lambda a, b, yes: jax.lax.cond(yes, lambda: dot(a, b), lambda: dot(a[:1], b[:1]))
+loss = lambda w, a: jax.checkpoint(lambda w: jnp.sin(jnp.sin(a[0] @ w) @ jnp.ones((6, 6))).sum())(w)
+how = dict(in_specs=P(), out_specs=P(), check_vma=False)  # by both devices, each with all of it
+copied = jax.shard_map(jnp.matmul, mesh=MESH, **how)
 LAYERS = 2 * 4 * 5 * 6, 2 * 4 * 6 * 6
 
 
@@ -64,13 +50,14 @@ SQUARE, N = np.ones((8, 8), np.float32), np.ones((1, 1), np.int32)
     [
         (lambda a, b: jnp.einsum("xij,xjk->xik", a, b).sum(), (A, B), 1, ONE),
         (looped, (A, B, 3), 5, 35 * ONE),  # the trip count is traced
-        (branch, (A, B, True), 1, ONE),
+        (branch, (A, B, True), 1, ONE),  # the dearest
         # Both products forward, both again (sin needs its argument), and both back.
         (jax.grad(loss), (B[0], A), 1, 3 * sum(LAYERS)),
         (copied, (X, W), 1, 2 * (2 * 4 * 8 * 6)),
         (kernels, (SQUARE, N), 1, 2 * 8**3),
         (estimated, (SQUARE, N), 3, 15000),  # the loop around the kernel
     ],
+    ids=("einsum", "loops", "branch", "remat", "both devices", "kernel", "estimated"),
 )
 def test_flops(f, arguments, trips, count):
     assert topology.matmul_flops(jax.make_jaxpr(f)(*arguments).jaxpr, trips) == count
@@ -82,9 +69,7 @@ def test_splash_computes_no_block_above_the_diagonal():
 
 
 def test_memory_of_a_program():
-    def step(state, x):
-        return state + x.sum(), x * 2
-
+    step = lambda state, x: (state + x.sum(), x * 2)
     state, x = jnp.zeros(1000), jnp.ones(300)
     m = topology.memory(jax.jit(step, donate_argnums=0).lower(state, x).compile())
     assert m.arguments == 4 * 1300 and m.aliased == 4000

@@ -377,9 +377,7 @@ def test_head_stats_of_one_cpu(large, dtype, rtol):
         logp, entropy = stats(x, head, targets, 0.7)
         return (of_logp * logp + of_entropy * entropy).sum()
 
-    def of(stats):
-        return jax.value_and_grad(functools.partial(loss, stats), (0, 1))
-
+    of = lambda stats: jax.value_and_grad(functools.partial(loss, stats), (0, 1))
     elsewhere, program = (
         jax.jit(of(lambda *args, stats=stats: stats(*args, N))).lower(x, head).compile()
         for stats in (head_stats, one_cpu.head_stats)
@@ -437,7 +435,6 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     ids=str,
 )
 def test_the_layout_does_not_matter(programs, params, batch, expected, sizes, change, layout):
-    """Order, packing, padding, chunks, rematerialisation, mesh."""
     order = layout.get("order", range(12))
     rest = {name: value for name, value in layout.items() if name != "order"}
     some = Batch(*([part[i] for i in order] for part in batch))
@@ -523,9 +520,6 @@ def test_parameters_that_would_not_be_finite_are_not_applied(apply):
     after, _, norm, skipped = apply(tx, params, state, grads, 1e30)
     assert skipped and np.isfinite(norm)
     np.testing.assert_array_equal(after["w"], params["w"])
-
-
-# --- learning rate --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,6 @@ def test_no_array_of_tokens_by_vocabulary():
     assert traced(head_chunk=48) >= forbidden  # the measure does see it where it is made
 
 
-# --- state in host memory ------------------------------------------------------------------
-
-
 def fresh(programs, shape=SHAPE):
     key = np.asarray(jax.random.key_data(jax.random.key(0)))
     params = programs.init_params(key)

@@ -78,9 +78,7 @@ def marked(pipe: int) -> train.Hooks:
     return train.Hooks(phase=mark)
 
 
-# ------------------------------------------------------------------------------------------------
-# Faults: hooks -> hooks
-# ------------------------------------------------------------------------------------------------
+# --- Faults: hooks -> hooks ---
 
 
 def clock_jumps(hooks: train.Hooks) -> train.Hooks:

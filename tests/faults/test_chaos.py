@@ -1,15 +1,13 @@
 """A short chaos run, of each kind of event one: nobody helps, and the same bits come out."""
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 import typed
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from scripts import ROOT
 
 
 @pytest.mark.slow

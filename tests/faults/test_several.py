@@ -228,9 +228,7 @@ def test_all_restore_the_step_that_all_can_read(fault, step, run, tmp_path):
     assert (wrong in first) == (step == 1)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a start costs
-# ------------------------------------------------------------------------------------------------
+# --- What a start costs ---
 
 
 @pytest.fixture
