@@ -72,8 +72,6 @@ def test_a_prefix_that_does_not_fit_is_refused(engine, params, requests):  # noq
         plain.generate(params, [requests[0]._replace(prefix=[1])], DRAW)
 
 
-# --- Steps, by a policy of which every token is known --------------------------------------------
-
 LIMIT = 24
 
 

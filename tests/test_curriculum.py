@@ -84,9 +84,6 @@ def test_a_pass_rate_is_raw():
     assert curriculum.pass_rate(group(None, score_G=[0.5, 0.0, 1.0, 0.3])) == 0.45
 
 
-# --- What is drawn, by a book kept by hand -------------------------------------------------------
-
-
 def by_hand(c, stream, P, book, start):
     """The positions that a step draws from `start` on, if it is long enough: each problem once.
     book: row -> (rate, epoch)."""
@@ -120,7 +117,7 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
     c = settings(pass_rate_cap=cap, revisit_epochs=sits_out)
     rng = np.random.default_rng(P)
     stream = np.concatenate([rng.permutation(P) for _ in range(400)]).tolist()
-    outcome = lambda p: of((correct[stream[p]] + p // P) % 5, 4, p)
+    outcome = lambda position: of((correct[stream[position]] + position // P) % 5, 4, position)
     rates, book, draws, cursor, carried = unknown(P), {}, np.zeros(P, int), 0, []
     for accept_rate in accept_rates:
         got = ds.collect(

@@ -281,9 +281,6 @@ def graded(folder: Path, case) -> None:
         assert all(x.startswith("warning: ") for x in warned.getvalue().splitlines())
 
 
-# --- The files of a run ---
-
-
 def lines(*of: dict) -> st.SearchStrategy[bytes]:
     row = st.sampled_from(of)
     row = st.one_of(row, row, row.flatmap(changed), values).map(json.dumps)
@@ -352,8 +349,6 @@ def launched(folder: Path, case: tuple[str, list[str]]) -> None:
     assert not done.returncode or (done.returncode < 3 and told[-1].startswith(b"error: ")), told
     assert not re.search(rb"\.sh: line \d+:", done.stderr) and not list(folder.iterdir())
 
-
-# --- Commands ---
 
 DOUBLE = {"type": "Replace", "pattern": {"String": "1"}, "content": "11"}
 DOUBLED = {"normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 40}}

@@ -95,9 +95,6 @@ def test_tasks_share_a_base_and_go_on_for_equal_tokens():
     assert [(t.folder, t.after) for t in pod] == [("grpo/seed_0", ())]
 
 
-# --- What is compared, on made-up curves ----------------------------------------------------------
-
-
 def made_up(accuracy, tokens_a_step: int, steps: int = 60, every: int = 10) -> list[dict]:
     """Records of a run whose held-out accuracy after step n is accuracy(n)."""
     records = [{"step": 0, TAG: accuracy(0)}]

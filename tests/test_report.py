@@ -109,7 +109,7 @@ def test_a_row_holds_what_a_reader_needs():
     c.reward.overlong_buffer_tokens = 8  # so that every token costs 1/8
     asked = [Problem(f"id{n}", (), "12", "math") for n in range(7)]
     # Of a group that a restart has carried over.
-    read_again = lambda problem, x: Grade(2.0 * (len(x) == 1), len(x) == 1, x[-1])
+    read_again = lambda problem, said: Grade(2.0 * (len(said) == 1), len(said) == 1, said[-1])
     tokenizer, encoded = types.SimpleNamespace(decode=decode), Encoded([[7, 8]] * 7, asked, 0)
     text = build.Text(tokenizer, encoded, {}, [], Judge(read_again))
     rows = list(report.samples(c, text, range(7), GOT))

@@ -461,7 +461,7 @@ def test_one_program_cuts_the_last_rows_where_they_are_short(params, batch, expe
     assert made.update._cache_size() == made.log_probs._cache_size() == 1
 
 
-# --- optimizer ------------------------------------------------------------------------------------
+# --- optimizer, learning rate ---------------------------------------------------------------------
 
 
 def adamw(**changes):

@@ -43,8 +43,6 @@ in_every_layout = pytest.mark.parametrize(
 )
 
 
-# --- The value model's loss, and that on right responses -----------------------------------------
-
 VALUES = jnp.array([0.2, 0.4, 0.1, 0.5, 0.7, 0.3, -0.2, -0.6])
 NEW_VALUES = jnp.array([0.9, 0.35, -0.5, 0.5, 1.4, -0.5, -0.25, -0.9])
 RETURNS = jnp.array([1.0] * 5 + [-1.0] * 3)
@@ -174,9 +172,6 @@ def test_gradient_and_values_are_those_of_any_layout(params, items, old, expecte
     assert not log["skipped"] and log["tokens"] == sum(len(i.response) for i in items)
     assert 0 < log["clipped"] < log["tokens"]
     assert_near((opt_state.trace, test_update.dense(items, unpack(values, places))), expected)
-
-
-# --- A step, by models that note what they are given ---------------------------------------------
 
 
 def by_hand(step, skipped=(False, True), old_logprobs="reuse", reference=None, **fields):
