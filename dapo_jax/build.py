@@ -146,8 +146,7 @@ def build_machine(
     config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None, others: bool = True
 ) -> Machine:
     """Mesh, model shape and programs; nothing compiles yet. others: False = to sample and evaluate
-    alone, which needs no model beside the policy. ConfigError: the mesh or the tokenizer refuse a
-    shape."""
+    alone, without models beside the policy. ConfigError: mesh or tokenizer refuse a shape."""
     sizes = validation.resolve_mesh(config, len(jax.devices()))
     mesh = parallel.make_mesh(sizes)
     if model_dir:
@@ -258,8 +257,7 @@ def compiling(config, m: Machine) -> Iterator[None]:
 
 
 def initial_params(config, m: Machine) -> qwen2.Params:
-    """Weights of the model directory, or random ones from the seed; in the training layout, without
-    adapters."""
+    """The model directory's weights or random ones, in the training layout, without adapters."""
     if m.model_dir:
         return hf.load_params(m.model_dir, m.shape, m.mesh, config.sharding.train.to_dict())
     return m.trainer.init_params(np.asarray(jax.random.key_data(jax.random.key(config.seed))))

@@ -151,8 +151,7 @@ LARGEST = {int: 2**31 - 1, float: 1e12}  # of fields without a bound of their ow
 
 
 class ConfigError(ValueError, AttributeError):
-    """A config value that cannot work, or a name that no field has; the message names the field,
-    the reason and a remedy."""
+    """A value that cannot work or an unknown name; the message says field, reason and remedy."""
 
 
 class Field(NamedTuple):
@@ -201,8 +200,7 @@ class Section:
     """
 
     _place: ClassVar[str] = ""
-    # Text ", did you mean ...?" for an unknown dotted name; config/schema.py, which knows the
-    # fields of all sections, sets it.
+    # Text ", did you mean ...?" for an unknown name; set by config/schema.py, which knows all.
     nearest: ClassVar[Callable[[str], str]] = staticmethod(lambda name: "")
 
     def __init_subclass__(cls, place: str = "") -> None:

@@ -280,8 +280,7 @@ def numbers(directory: Directory) -> list[int]:
 
 
 def set_aside(directory: Directory, step: int) -> epath.Path:
-    """Move a damaged step out of the way of the run that will write it again; a second one of that
-    step becomes STEP.2, and so on."""
+    """Move a damaged step out of the way of the run that redoes it; a second one becomes STEP.2."""
     path = _absolute(directory)
     kept = path.parent / f"{path.name}.damaged"
     kept.mkdir(parents=True, exist_ok=True)

@@ -5,9 +5,8 @@ step that is done again after a restart takes the finished responses from here, 
 comes to the same bits. What a user's own judge said, which may be slow, is kept likewise.
 
 WORKDIR/journal/STEP.POLICY.NAME holds records. Their key is a hash of all that the payload depends
-on (run, policy, prompt, random numbers), so what belongs to another config, seed or policy is never
-found. A record that is cut or damaged counts as absent. Files are removed once a checkpoint holds
-what they led to.
+on (run, policy, prompt, random numbers), so nothing of another config, seed or policy is found. A
+cut or damaged record counts as absent. Files are removed once a checkpoint holds what they led to.
 """
 
 import collections

@@ -169,8 +169,7 @@ def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
 
 
 def _check_owner(name, workdir: pathlib.Path) -> None:
-    """ValueError: the directory belongs to a model or another program, whose config.json or logs a
-    run would overwrite."""
+    """ValueError: it is another program's directory, or a model's; a run would overwrite files."""
     config = workdir / "config.json"
     if config.is_file():
         try:

@@ -94,8 +94,7 @@ def ppo_clip(logp, old_logp, advantage, c: Coefficients, per_response=None) -> T
 
 
 def importance_weight(old_logp, sampled_logp, c: Coefficients, per_response=None) -> jax.Array:
-    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the
-    trainer's."""
+    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities are not the trainer's."""
     gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
     return jnp.minimum(jnp.exp(gap), c.importance_cap)
 
@@ -127,10 +126,9 @@ def token_weights(
 ) -> np.ndarray:
     """What one token of each response weighs; float64 [Q].
 
-    tokens_Q: trained tokens of each response of the mini-batch, 0 for one that is filtered out (it
-    counts in no denominator). group_Q: which group it belongs to. max_tokens: L_max, of 'constant'.
-    The weights of all trained tokens add up to 1 (0 when there are none); with 'constant' to the
-    mean length over L_max.
+    tokens_Q: trained tokens of each response, 0 where filtered out (it counts in no denominator).
+    group_Q: its group. max_tokens: L_max, of 'constant'. The weights of all trained tokens add up
+    to 1 (0 when there are none); with 'constant' to the mean length over L_max.
     """
     tokens_Q = np.asarray(tokens_Q, np.float64)
     kept_Q = tokens_Q > 0

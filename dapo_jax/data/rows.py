@@ -130,8 +130,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def parse(data: bytes) -> Any:
-    """The JSON value in UTF-8 text. ValueError, RecursionError: there is none, or an object has two
-    fields of one name."""
+    """The JSON value of UTF-8 text. ValueError, RecursionError: none, or two fields of one name."""
     return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
 
 

@@ -32,9 +32,8 @@ def ask(
     fixed: frozenset[str],
     folder: pathlib.Path,
 ) -> Iterator[Asked]:
-    """The sets that `config.eval.files` names. fixed: config fields that override the settings of
-    named sets. Named sets are fetched into `folder` unless they are there. ValueError: a set cannot
-    be fetched.
+    """The sets that `config.eval.files` names. fixed: fields that override the settings of named
+    sets. Named sets are fetched into `folder` unless they are there. ValueError: one cannot be.
 
     A named set has its own sampler, sized by its prompts and its longest response, so that its
     score cannot depend on the other sets."""
@@ -99,8 +98,7 @@ def ask(
 
 
 def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
-    """A copy of the config with the settings of a paper, except for the fields in `fixed`, and with
-    no limit on the length of prompts."""
+    """A copy with a paper's settings, but for fields in `fixed`, and prompts of any length."""
     sampling = ("k", "temperature", "top_p", "max_response_tokens")
     wanted = {f"eval.{name}": getattr(protocol, name) for name in sampling}
     wanted |= {"eval.max_problems": 0, "eval.stop_strings": "", "data.template": protocol.template}

@@ -30,9 +30,8 @@ class Scores(NamedTuple):
         return self.value_PxK.dtype == bool
 
     def headline(self) -> dict[str, float]:
-        """avg@k, the mean accuracy: pass@1 with less variance (the paper's avg@32), or the mean
-        score. maj@k, the share of problems whose most frequent answer is right, and pass@k only
-        if there is right and wrong."""
+        """avg@k: mean accuracy, which is pass@1 with less variance, or mean score; if `judged` also
+        maj@k, the share of problems whose most frequent answer is right, and pass@k."""
         found = {"avg@k": float(self.value_PxK.mean())}
         if self.judged:
             found["maj@k"] = float(np.mean(self.majority_P()))
@@ -54,8 +53,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority(correct_K: Sequence[bool], answers_K: Sequence[str | None]) -> float:
-    """1 if the most frequent extracted answer is right; a tie counts by its right share. Samples
-    without an answer have no vote."""
+    """1 if the most frequent answer is right; a tie counts by its right share. None is no vote."""
     winners = most_frequent(answers_K)
     right = {a for a, ok in zip(answers_K, correct_K, strict=True) if ok}
     return sum(a in right for a in winners) / len(winners) if winners else 0.0
@@ -132,8 +130,7 @@ def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
 
 
 def table(sets: Mapping[str, dict]) -> Iterator[str]:
-    """The lines of a table with a row per set. sets: name -> `summary`, with the `settings` of its
-    samples. Lengths in TOKENS."""
+    """A table, a row per set. sets: name -> `summary` with `settings`. Lengths in TOKENS."""
     wide = max(map(len, ("set", *sets)))
     yield (
         f"{'set':{wide}s} {'problems':>8s} {'k':>4s} {'T':>4s} {'top-p':>5s} {'avg@k':>6s}"

@@ -35,9 +35,8 @@ def report(lines: list[str], address: str, me: int, total: int) -> str:
 
 
 def listen(pipe: int, limit_s: float, silent: Callable[[], None]) -> list[str]:
-    """The last line before the pipe closed, if there was one. silent: called when no line has come
-    for limit_s after the first. Time is counted in tenths of limit_s: a machine that was frozen has
-    slept through one of them only."""
+    """The last line before the pipe closed, if any. silent: called when no line has come for
+    limit_s after the first. Time is counted in tenths of it: a frozen machine misses one."""
     text, quiet = "", 0
     while True:
         if not select.select([pipe], [], [], limit_s / 10)[0]:

@@ -88,8 +88,7 @@ def joined():
 
 
 def leave(message: str, status: int) -> NoReturn:
-    """Tell the others and end this process now, from any of its threads. There is no clean-up,
-    which would wait for the others."""
+    """Tell the others and end this process now, from any thread; a clean-up would wait for them."""
     _print(message)
     if _watch:
         _watch.leave(message, status)
@@ -118,8 +117,7 @@ def start() -> bool:
             count or None,  # that alone: as many as JAX has to find
             index if given else None,
             initialization_timeout=START_TIMEOUT.value + 60,
-            # JAX aborts after half to all of this time; `Watch` ends a process that hangs before
-            # that, after 2.2 times the timeout.
+            # JAX aborts after half to all of this; `Watch` ends one that hangs at 2.2 timeouts.
             heartbeat_timeout_seconds=6 * HEARTBEAT_TIMEOUT.value,
             coordinator_bind_address=bind,
             # Flags describe one process a host, which has all of the host's devices.

@@ -54,8 +54,7 @@ class History(NamedTuple):
 
 
 def remember(history: History, log: dict) -> History:
-    """The history after one more rollout step. NaN and infinity are left out, as in
-    metrics.jsonl."""
+    """The history after one more step. NaN and infinity are left out, as in metrics.jsonl."""
     seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
     seen = {t: v for t, v in seen.items() if math.isfinite(v)}
     first, last, evaluated = history
@@ -250,8 +249,7 @@ def shortage(config, log: dict[str, float]) -> str:
 
 
 def misses(log: dict[str, float]) -> str:
-    """Warning that the reward failed on a step's responses; '' where that is rare. ValueError: it
-    failed on nearly all of them."""
+    """Warning that the reward failed on responses; '' if on few. ValueError: on nearly all."""
     share = log.get("reward/missed_frac", 0.0)
     if share > _NEARLY_ALL:
         raise ValueError(

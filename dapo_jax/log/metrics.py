@@ -275,8 +275,7 @@ class Writer:
         self._size += len(new)
 
     def _plot(self, new: str, written: Sequence[pathlib.Path]) -> None:
-        """Add records and samples to TensorBoard's file; a new file begins with all records there
-        are and the newest samples."""
+        """Add to TensorBoard's file; a new one begins with all records and the newest samples."""
         if not self._c.log.tensorboard:
             return
         # tensorboardX brings torch in where that is installed.

@@ -47,8 +47,7 @@ _FAMILIES = {t: re.compile(re.sub(r"<\w+>", ".+", t)) for t in TAGS if "<" in t}
 
 
 def family(tag: str) -> str:
-    """The row of TAGS that describes a tag: itself, or 'eval/<set>/avg@k' for 'eval/aime24/avg@k'.
-    KeyError: there is none."""
+    """A tag's row of TAGS: itself, or eval/<set>/avg@k for eval/aime24/avg@k. KeyError: none."""
     found = [tag] if tag in TAGS else [n for n, form in _FAMILIES.items() if form.fullmatch(tag)]
     if not found:
         raise KeyError(f"{tag}: not in dapo_jax/log/tags.md")

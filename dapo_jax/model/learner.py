@@ -58,8 +58,7 @@ class Learner:
         self.update = self._jit_step(self._update)
 
     def _opt_layout(self, per_weight):
-        """The optimizer's state with the shardings `per_weight` for what ends on a weight's path;
-        everything else is replicated."""
+        """Shardings of the optimizer's state: `per_weight` on a weight's path, else replicated."""
         opt_state = jax.eval_shape(self.tx.init, qwen2.trained(qwen2.abstract(self.shape)))
         of = dict(jax.tree.leaves_with_path(per_weight))
         own = lambda path: (of[path[i:]] for i in range(len(path)) if path[i:] in of)

@@ -50,8 +50,7 @@ def available() -> bool:
 
 def devices(name: str, slices: int = 1) -> list:
     """The devices of topology `name`, 'v5p:4x4x8' or 'v6e:16x16' (family:chips along each side of
-    the torus), or of several such slices. ValueError: libtpu refuses the name; ImportError: there
-    is no libtpu."""
+    the torus), or of several. ValueError: libtpu refuses the name. ImportError: no libtpu."""
     if not available():
         raise ImportError("compiling for a TPU pod needs libtpu: pip install 'jax[tpu]'")
     if jax.default_backend() != "tpu":

@@ -24,8 +24,7 @@ from dapo_jax.reward import forms, tools, waiting
 from dapo_jax.reward.environments import score_of
 from dapo_jax.reward.settings import Reward
 
-# In any form of forms.py. A bool means right or wrong, with the score 1 or 0; a number is a score
-# alone.
+# In any form of forms.py. A bool means right or wrong, score 1 or 0; a number is a score alone.
 Score = Callable[..., Any]
 Response = str | tuple[str, ...]  # one, or all to a problem where the reward takes them together
 
@@ -100,8 +99,7 @@ _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL
 
 
 def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
-    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, FILE.py:FUNCTION, or
-    verifiers:ID."""
+    """'[NAME=][WEIGHT*]WHAT', WHAT a shipped verifier, format, FILE.py:FUNCTION or verifiers:ID."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
         weight = float(weight or 1)
@@ -182,8 +180,7 @@ def total(parts: Sequence[Part], response: Response, said: Sequence[Any]) -> Gra
 
 
 def summed(parts: Sequence[Part], grades: Sequence[Grade]) -> Grade:
-    """The weighted sum, each part logged by its name. `right` and `answer` come from the first
-    part that gives them."""
+    """The weighted sum, parts logged by name; `right` and `answer` of the first that gives them."""
     if len(parts) == 1 and parts[0].weight == 1.0:
         return grades[0]
     logged: dict[str, float] = {}
@@ -217,8 +214,7 @@ def checked(said: object) -> Grade | None:
 
 
 def graded(score: Score, problem: Problem, response: Response) -> Grade | list[Grade]:
-    """The grade that `score` gives a response, or its grades of several. NoGrade: it returned
-    something else."""
+    """The grade that `score` gives a response, or those of several. NoGrade: it gave none."""
     form = forms.of(score)
     if form.by_group or isinstance(response, str):
         return approved(form, problem, response, form(problem, _given(response)))

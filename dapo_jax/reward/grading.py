@@ -41,8 +41,7 @@ class Judge(NamedTuple):
 
 
 def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
-    """A judge that uses `score` if given, else what `settings` name. ValueError: a function or a
-    library is missing."""
+    """A judge by `score` or what `settings` name. ValueError: a function or library is missing."""
     if isinstance(score, Judge):
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None

@@ -74,8 +74,7 @@ def memory_like(machine) -> dict[str, Any]:
 
 
 def resumed(config, state: State) -> State:
-    """A state to go on from, without what no method of this config keeps. ConfigError: the config
-    cannot go on from it."""
+    """A state without what no method of the config keeps. ConfigError: this must not be lost."""
     staleness.check(config, state)
     return state if curriculum.is_on(config.curriculum) else state._replace(by_problem={})
 

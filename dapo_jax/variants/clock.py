@@ -89,8 +89,7 @@ class Clock:
         return used if all(fit) else None
 
     def turn(self) -> list[Flight] | None:
-        """One tick: the groups that are whole with it, to be judged. None: what it needs is not
-        known yet."""
+        """One tick: the groups that are whole with it, to be judged; None: more has to be drawn."""
         while self.lanes and self._queue:
             self._lanes.append(self._queue.popleft())
             self.lanes -= 1

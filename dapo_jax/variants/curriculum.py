@@ -135,8 +135,7 @@ def record(
 def metrics(
     c: Curriculum, state: State, rates: Rates, known: Sequence[float], temperature: float
 ) -> dict:
-    """state: after the step. known: rates that the step's problems had before. temperature: the
-    step's."""
+    """state: after the step. known: rates of its problems before it. temperature: the step's."""
     problems = len(rates.rate_P)
     seen_P = rates.draws_P > 0
     due_P = due(c, rates, state.counters.position // problems)
