@@ -1,4 +1,4 @@
-"""Every tag of metrics.jsonl, from the tables of tags.md and those of the variants.
+"""Every tag of metrics.jsonl, from the tables of tags.md here and in variants/.
 
     python -m dapo_jax.log.tags      # all of them, as one table in Markdown
 
@@ -34,10 +34,10 @@ def _rows(text: str) -> Iterator[list[str]]:
             yield [name.strip(" `"), *(cell.strip().replace("\\|", "|") for cell in cells)]
 
 
-_TABLES = list(_rows(pathlib.Path(__file__).with_name("tags.md").read_text(encoding="utf-8")))
-WHEN = {name: cells[0] for name, *cells in _TABLES if len(cells) == 1} | choose.WHEN
+_FILES = (pathlib.Path(__file__).with_name("tags.md"), choose.TAGS)
+_TABLES = [row for file in _FILES for row in _rows(file.read_text(encoding="utf-8"))]
+WHEN = {name: cells[0] for name, *cells in _TABLES if len(cells) == 1}
 TAGS = {name: Tag(*cells) for name, *cells in _TABLES if len(cells) > 1}
-TAGS |= {name: Tag(*row) for name, row in choose.TAGS.items()}
 
 # Of policy/entropy_hist, nats. Half of all tokens are nearly certain; ln(152,064) = 11.93.
 ENTROPY_EDGES = (0, 0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 12)

@@ -1,5 +1,6 @@
 """Which methods a config asks for, put together: the one place that knows them all."""
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,21 +8,13 @@ from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
 from dapo_jax.model import qwen2
-from dapo_jax.variants import (
-    curriculum,
-    objectives,
-    own_objective,
-    positive_lm,
-    staleness,
-    tags,
-    turns,
-)
+from dapo_jax.variants import curriculum, objectives, own_objective, positive_lm, staleness, turns
 from dapo_jax.variants.vapo import critic, update as vapo
 
 METHODS = (curriculum, staleness, positive_lm, vapo, turns)
 
-# Rows of log/tags.py: metrics, when there are any, bounds of histograms
-TAGS, WHEN = tags.TAGS, tags.WHEN
+# Tables of log/tags.py: metrics and when there are any, bounds of histograms
+TAGS = pathlib.Path(__file__).with_name("tags.md")
 EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
 # Config fields that a resumed run may change without --allow_config_change
 FREE_FIELDS = ("critic.init_from",)
