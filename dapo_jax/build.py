@@ -117,20 +117,14 @@ def load_text(
         eval_files = eval_files or {"heldout": made.heldout, "harder": made.harder}
         tokenizer_path = tokenizer_path or made.tokenizer
     if not tokenizer_path:
-        raise ValueError(
-            "config.tokenizer.path: problem files of one's own need a tokenizer; give a directory"
-            " with tokenizer.json or a SentencePiece .model"
-        )
+        remedy = "give a directory with tokenizer.json or a SentencePiece .model"
+        raise ValueError(f"config.tokenizer.path: problem files need a tokenizer; {remedy}")
     tok = tokenizer.load(tokenizer_path, config.tokenizer.chat_template)
-    how = problems.Reading(
-        judge.takes,
-        problems.columns(config.data.columns),
-        prompts.template(config.data.template),
-        config.data.system,
-        judge.own,
-    )
+    data, columns = config.data, problems.columns(config.data.columns)
+    template = prompts.template(data.template)
+    how = problems.Reading(judge.takes, columns, template, data.system, judge.own)
     read = lambda name, files, limit=0: problems.read_set(
-        name, files, tok, config.data, config.tokenizer.chat, how, limit, name == first
+        name, files, tok, data, config.tokenizer.chat, how, limit, name == first
     )
     trained, notes, evals = None, [], {}
     if not alone:
@@ -156,16 +150,12 @@ def build_machine(
     else:
         shape = qwen2.shape_from_config(config)
     if shape.vocab_size < vocab_tokens:
-        raise schema.ConfigError(
-            f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
-            " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
-        )
+        have = f"the tokenizer has {vocab_tokens} ids, the model {shape.vocab_size} embedding rows"
+        raise schema.ConfigError(f"{have} (config.tokenizer.path, config.model.vocab_size)")
     kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim)
     if config.optim.share_prompts and kernel == "splash":
-        raise schema.ConfigError(
-            "config.optim.share_prompts: splash attention, which model.attention names or has on a"
-            " TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
-        )
+        why = "splash attention (a TPU's) cannot see a prompt beside its own segment"
+        raise schema.ConfigError(f"config.optim.share_prompts: {why}; set model.attention=chunked")
     machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
     if bad := validation.check_cache(config, machine.engine.geometry, sizes):
         raise schema.ConfigError("\n".join(bad))

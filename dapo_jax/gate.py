@@ -105,9 +105,8 @@ def function(place: str, named: str, modules: dict, known: Iterable[str] = ()) -
     file, _, name = named.rpartition(":")
     path = pathlib.Path(file).expanduser()
     if not name.isidentifier() or path.suffix != ".py":
-        raise ValueError(
-            f"{place} {named!r} is not of the form FILE.py:NAME, and none of {', '.join(known)}"
-        )
+        form = f"not of the form FILE.py:NAME, and none of {', '.join(known)}"
+        raise ValueError(f"{place} {named!r} is {form}")
     if not path.is_file():
         raise ValueError(f"{place} {file}: no such file")
     if path not in modules:

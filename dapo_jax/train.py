@@ -227,9 +227,7 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
     tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
     if config.checkpoint.keep_best and evaluation and tag not in evaluation:
         known = ", ".join(t for t in evaluation if t.startswith("eval/"))
-        raise schema.ConfigError(
-            f"config.checkpoint.best_metric: no metric {tag!r}; there are {known}"
-        )
+        raise schema.ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")
     return float(evaluation[tag]) if tag in evaluation else None
 
 

@@ -104,10 +104,8 @@ def save(
     carried |= state.by_problem
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
-        raise NotFinite(
-            f"step {state.counters.step} is not saved in {m.directory}: {len(broken)} of"
-            f" {len(survey)} arrays hold NaN or infinity, {broken[0]} the first"
-        )
+        why = f"{len(broken)} of {len(survey)} arrays hold NaN or infinity, {broken[0]} the first"
+        raise NotFinite(f"step {state.counters.step} is not saved in {m.directory}: {why}")
     checksums = {path: number for path, (number, _) in survey.items()}
     content = {"arrays": checksums, "carried": seal.digest(carried)}
     described = state.counters._asdict() | {"config": config, "versions": versions()}
@@ -327,7 +325,5 @@ def _check_same(where: str, saved, wanted) -> None:
     for name in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:
-            raise ValueError(
-                f"{where}: {name} is {there} there and {here} by this config; use the config of the"
-                " run that wrote it (model.* and what else is trained)"
-            )
+            remedy = "use the config of the run that wrote it (model.* and what else is trained)"
+            raise ValueError(f"{where}: {name} is {there}, by this config {here}; {remedy}")

@@ -111,9 +111,8 @@ class Journal:
         if wanted := [f for f in self._old if f.policy == policy]:
             found = self._read(wanted) if parallel.is_main_process() else b""
             self._kept = {key: payload for key, payload, _ in _records(of_main_process(found))}
-            self._say(
-                f"step {self._step + 1}: {len(self._kept)} responses or grades are there already"
-            )
+            there = f"{len(self._kept)} responses or grades are there already"
+            self._say(f"step {self._step + 1}: {there}")
 
     @property
     def on(self) -> bool:
@@ -157,10 +156,9 @@ class Journal:
             self._failing = False
         except Exception as error:  # of the file system, or of a bucket's library
             if not self._failing:
-                self._say(
-                    f"warning: {self._folder}: finished responses cannot be kept"
-                    f" ({gate.describe(error)}); a run that is cut off now draws them again"
-                )
+                lost = f"finished responses cannot be kept ({gate.describe(error)})"
+                again = "a run that is cut off now draws them again"
+                self._say(f"warning: {self._folder}: {lost}; {again}")
             self._failing = True
 
     def _tidy(self) -> None:

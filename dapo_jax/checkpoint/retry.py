@@ -46,7 +46,7 @@ def files(folder: epath.Path, without: Sequence[str] = ()) -> Iterator[epath.Pat
 
 def read(what: str, action: Callable[[], Any]) -> Any:
     """The value of `action()`, retried after each temporary error. OSError: all tries failed."""
-    waits = iter(WAITS_S)
+    waits, tries = iter(WAITS_S), len(WAITS_S) + 1
     while True:
         try:
             return action()
@@ -55,10 +55,8 @@ def read(what: str, action: Callable[[], Any]) -> Any:
                 raise
             wrong, wait = f"cannot be read ({gate.describe(error)})", next(waits, None)
             if wait is None:
-                raise OSError(
-                    f"{what}: {wrong}, {len(WAITS_S) + 1} times in a row; that is no damage,"
-                    " nothing was changed: the same command tries again"
-                ) from error
+                calm = "that is no damage, nothing was changed: the same command tries again"
+                raise OSError(f"{what}: {wrong}, {tries} times in a row; {calm}") from error
         who = f"process {jax.process_index()}"
         print(f"warning: {who}: {what}: {wrong}; again in {wait} s", file=sys.stderr, flush=True)
         sleep(wait)

@@ -100,10 +100,8 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
     seen = parallel.meet((path / f"{probe}_0").exists())
     own.unlink()
     if not all(seen):
-        raise ValueError(
-            f"--workdir={name}: process {seen.index(False)} does not see what process 0 wrote"
-            " there; give a directory that all hosts share (NFS, or a bucket: gs://...)"
-        )
+        blind = f"process {seen.index(False)} does not see what process 0 wrote there"
+        raise ValueError(f"--workdir={name}: {blind}; give one that all share (NFS, gs://...)")
     return Workdir(str(name), path, None, {})
 
 
@@ -175,10 +173,8 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
         try:
             known = "rollout.group_size" in json.loads(config.read_bytes())
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f"--workdir={name}: its config.json cannot be read; remove it if this is a run's"
-                " directory (checkpoints carry the config too), or choose another"
-            ) from error
+            remedy = "remove it if this is a run's (checkpoints carry it too), or choose another"
+            raise ValueError(f"--workdir={name}: no readable config.json; {remedy}") from error
         wrong = "" if known else "its config.json is not a run's"
     else:
         # A run that was killed at its start leaves directories with a lock alone.
@@ -201,9 +197,8 @@ def _lock(directory: pathlib.Path, what: str) -> int:
     except OSError as error:
         raise ValueError(f"{what}: cannot be written ({error.strerror})") from error
     if owner:
-        raise ValueError(
-            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
-        )
+        busy = f"another run is at work in it ({owner})"
+        raise ValueError(f"{what}: {busy}; stop it, or choose another directory")
     return descriptor
 
 

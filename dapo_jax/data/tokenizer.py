@@ -75,10 +75,8 @@ class Tokenizer:
         """The prompt text of a conversation, up to where the assistant begins to write. ValueError:
         no chat template, or the template fails or is refused."""
         if not self.template:
-            raise ValueError(
-                "this tokenizer has no chat template: name a Jinja file (chat_template), or put "
-                "chat_template.jinja next to the vocabulary"
-            )
+            remedy = "name a Jinja file (chat_template), or put chat_template.jinja beside it"
+            raise ValueError(f"this tokenizer has no chat template: {remedy}")
         messages = [{"role": role, "content": content} for role, content in messages]
         usual = dict(add_generation_prompt=True, tools=None, documents=None)
         try:
@@ -135,10 +133,8 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
         wanted.append((eos, ids.get(eos)))
     for name, id in wanted:
         if id is None:
-            raise ValueError(
-                f"{file}: the stop token {name!r} of the neighbouring config files is not "
-                "in this vocabulary; the files belong to different tokenizers"
-            )
+            other = f"the stop token {name!r} of the neighbouring config files is not in it"
+            raise ValueError(f"{file}: {other}; the files belong to different tokenizers")
         stops.add(id)
     if not stops:
         where = file.parent / "tokenizer_config.json"

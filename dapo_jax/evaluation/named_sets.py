@@ -48,9 +48,8 @@ def ask(
         there = pathlib.Path(path).exists()
         known = None if there else published.evaluated(path)
         if not known and not there and re.fullmatch(r"[\w-]+", path):
-            raise ValueError(
-                f"{path:.80}: no such file, and no set of that name ({published.KNOWN})"
-            )
+            none = f"{path:.80}: no such file, and no set of that name"
+            raise ValueError(f"{none} ({published.KNOWN})")
         (named if known else own)[name] = known or path
     # Without the user's training set, which may have millions of rows.
     read = lambda c: build.load_text(c, workdir, model_dir, score, train=False)
@@ -73,20 +72,17 @@ def ask(
         try:
             path, there = published.fetch(pinned, folder)
         except ValueError as error:
-            raise ValueError(
-                f"{name}: {error}; on a machine with a network: python -m dapo_jax.data prepare"
-                f" {pinned.file.partition('.')[0]} --out={folder}"
-            ) from error
+            known = pinned.file.partition(".")[0]
+            fetch = f"python -m dapo_jax.data prepare {known} --out={folder}"
+            raise ValueError(f"{name}: {error}; on a machine with a network: {fetch}") from error
         c = by_protocol(config, protocol, fixed)
         c.eval.files = f"{name}={path}"
         if c.reward.verifier == "math" and not (score or c.reward.function):
             try:
                 answers.require_math()
             except ValueError as error:
-                raise ValueError(
-                    f"{name}: {error}; without it --config.reward.verifier=auto judges by what each"
-                    " prompt asks for"
-                ) from error
+                auto = "--config.reward.verifier=auto judges by what each prompt asks for"
+                raise ValueError(f"{name}: {error}; without it {auto}") from error
         text = read(c)
         (note,) = text.notes
         note += fit(name, c, text, model_dir, fixed)
@@ -134,9 +130,8 @@ def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -
     if context := about.get("max_position_embeddings"):
         limit = min(limit, context - longest)
         if limit < 1:
-            raise ValueError(
-                f"{name}: its longest prompt has {longest} tokens and the model's context {context}"
-                " (config.json); say how long a response may be: --max_response_tokens=N"
-            )
+            sizes = f"its longest prompt has {longest} tokens, the context (config.json) {context}"
+            remedy = "say how long a response may be: --max_response_tokens=N"
+            raise ValueError(f"{name}: {sizes}; {remedy}")
     c.eval.max_response_tokens = c.rollout.max_response_tokens = limit
     return f", responses cut at {limit} tokens by the model's context" if limit < asked else ""

@@ -112,10 +112,8 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
 def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
     """What a `summary` has beside its row of the `table`, and with `rows` a line per problem."""
     k = r["k"]
-    yield (
-        f"{name}: {r['problems']} problems x {k} samples, no answer found in"
-        f" {r['unparsed_frac']:.1%}; samples: {r['samples']}"
-    )
+    unread = f"no answer found in {r['unparsed_frac']:.1%}"
+    yield f"{name}: {r['problems']} problems x {k} samples, {unread}; samples: {r['samples']}"
     if "pass@" in r:
         shown = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= k]
         yield "  pass@n  " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
@@ -206,9 +204,7 @@ def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
     for path in sorted(folder.glob("batch_*.jsonl")):
         for number, row in files.json_lines(path):
             if row is None or "problem" not in row:
-                raise ValueError(
-                    f"{path}: line {number} is damaged; remove the file: the same command then"
-                    " samples its problems again"
-                )
+                remedy = "remove the file: the same command then samples its problems again"
+                raise ValueError(f"{path}: line {number} is damaged; {remedy}")
             by_problem[row["problem"]].append(row)
     return dict(by_problem)

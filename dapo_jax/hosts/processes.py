@@ -148,10 +148,9 @@ def _given(address: str, count: int, index: int) -> bool:
     if not address and index < 0:
         return False
     if not (address and 0 <= index < count):
-        raise ValueError(
-            f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
-            " (a process_id from 0 to num_processes - 1) or none"
-        )
+        said = f"--coordinator={address} --num_processes={count} --process_id={index}"
+        how = "give all three (a process_id from 0 to num_processes - 1) or none"
+        raise ValueError(f"{said}: {how}")
     match = re.fullmatch(r".+:(\d{1,5})", address)
     if not (match and 0 < int(match[1]) < 1 << 16):
         raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
@@ -186,9 +185,8 @@ def _claim(address: str, index: int) -> None:
     except OSError:  # no place to write: go on without the check
         return
     if owner:
-        raise ValueError(
-            f"--process_id={index}: this machine has that process of {address} already ({owner})"
-        )
+        there = f"this machine has that process of {address} already ({owner})"
+        raise ValueError(f"--process_id={index}: {there}")
     atexit.register(path.unlink, missing_ok=True)
 
 
@@ -213,10 +211,9 @@ def agree(values: dict[str, Any]) -> None:
         for name in mine | theirs:
             a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
             if a != b:
-                raise ValueError(
-                    f"{name} is {b!r} in process {number} and {a!r} in process 0; start every"
-                    " process with the same command, environment, code and packages"
-                )
+                differs = f"{name} is {b!r} in process {number} and {a!r} in process 0"
+                same = "start every process with the same command, environment, code and packages"
+                raise ValueError(f"{differs}; {same}")
 
 
 def identity(config, where: str) -> dict[str, Any]:
@@ -296,10 +293,8 @@ class Watch:
             return
         # One period more: the last beat came up to that long before the silence began.
         if silent_s > 1.05 * self._timeout and not self.gone.is_set():
-            _print(
-                f"process {number} of {self._total} ({who}) has been silent for {silent_s:.0f} s:"
-                f" it crashed, was preempted or lost its network; see its log. {exit_report.AGAIN}"
-            )
+            silent = f"has been silent for {silent_s:.0f} s"
+            _print(f"process {number} of {self._total} ({who}) {silent}: {exit_report.GONE}")
             self.gone.set()
         if silent_s > 2 * self._timeout:
             leave("", self.status)

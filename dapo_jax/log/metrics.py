@@ -208,15 +208,13 @@ class Writer:
         if damaged:
             kept_as = self._path.with_name(self._path.name + ".damaged")
             shutil.copyfile(self._path, kept_as)
-            self._say(
-                f"warning: {self._path}: no record in lines {damaged[:5]} ({len(damaged)} in all);"
-                f" the file as it was is kept as {kept_as.name}"
-            )
+            lost = f"no record in lines {damaged[:5]} ({len(damaged)} in all)"
+            kept = f"the file as it was is kept as {kept_as.name}"
+            self._say(f"warning: {self._path}: {lost}; {kept}")
         if resume_step >= 0 and resume_step not in {r["step"] for r in records}:
-            self._say(
-                f"warning: {self._path}: has no record of step {resume_step}, from whose checkpoint"
-                " this run goes on: it was written by a run in another workdir, or lines are lost"
-            )
+            lost = f"has no record of step {resume_step}, from whose checkpoint this run goes on"
+            why = "it was written by a run in another workdir, or lines are lost"
+            self._say(f"warning: {self._path}: {lost}: {why}")
         return records
 
     def record(self, step: int, values: dict) -> None:

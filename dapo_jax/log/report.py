@@ -137,12 +137,11 @@ def describe(config, machine: build.Machine) -> str:
     trained = f" and {adapters:,} of adapters, which alone are trained" if adapters else ""
     for name, other in machine.others.items():
         trained += f"; {name} model: {qwen2.param_count(other.shape):,}"
-    return (
-        f"model: {qwen2.param_count(machine.shape):,} parameters{trained}; devices:"
-        f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
-        f" {config.rollout.groups} groups x {config.rollout.group_size},"
-        f" {config.optim.minibatches} updates per step"
-    )
+    model = f"{qwen2.param_count(machine.shape):,} parameters{trained}"
+    devices = f"{machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes})"
+    groups = f"{config.rollout.groups} groups x {config.rollout.group_size}"
+    batch = f"{groups}, {config.optim.minibatches} updates per step"
+    return f"model: {model}; devices: {devices}; batch: {batch}"
 
 
 def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:

@@ -60,9 +60,8 @@ def describe(tag: str) -> str:
         t = TAGS[family(tag)]
     except KeyError:
         return ""
-    return (
-        f"{t.definition} [{t.unit}]: {t.formula}. Healthy: {t.healthy}. Else: {t.bad}. ({t.source})"
-    )
+    health = f"Healthy: {t.healthy}. Else: {t.bad}."
+    return f"{t.definition} [{t.unit}]: {t.formula}. {health} ({t.source})"
 
 
 def edges(tag: str, bins: int, longest: int) -> Sequence[float]:

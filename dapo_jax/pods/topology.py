@@ -69,10 +69,8 @@ def devices(name: str, slices: int = 1) -> list:
         with tempfile.TemporaryFile() as file, _stderr_to(file):  # libtpu misses its machine
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(
-            f"topology {name!r}: libtpu knows no such pod; names are family:AxB or family:AxBxC in"
-            " chips, as v5e:16x16, v6e:16x16 or v5p:4x4x8 (which Google Cloud calls v5p-256)"
-        ) from error
+        names = "family:AxB or family:AxBxC in chips, as v5e:16x16 or v5p:4x4x8 (Cloud's v5p-256)"
+        raise ValueError(f"topology {name!r}: libtpu knows no such pod, only {names}") from error
     return described.devices
 
 

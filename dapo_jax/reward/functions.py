@@ -65,9 +65,8 @@ def read(settings: Reward) -> Rewards:
         out = [_part(settings, field, e, files, shipped) for e in listed.split(",")]
         names = [p.name for p in out]
         if twice := {n for n in names if names.count(n) > 1}:
-            raise ValueError(
-                f"config.reward: the name {min(twice)!r} is used twice; write name=..."
-            )
+            used = f"the name {min(twice)!r} is used twice"
+            raise ValueError(f"config.reward: {used}; write name=...")
         return out
 
     default = parts("function", settings.function or settings.verifier)
@@ -79,10 +78,9 @@ def read(settings: Reward) -> Rewards:
         by_source.append((pattern, parts("by_source", listed)))
     if "math" in shipped:
         answers.require_math()
-    named = settings.reply
-    reply = tools.TOOLS.get(named)
-    if named and not reply:
-        reply = gate.function("config.reward.reply:", named, files, tools.TOOLS)
+    reply = tools.TOOLS.get(settings.reply)
+    if settings.reply and not reply:
+        reply = gate.function("config.reward.reply:", settings.reply, files, tools.TOOLS)
 
     def chosen(problem: Problem) -> list[Part]:
         own = (x for pattern, x in by_source if fnmatch.fnmatchcase(problem.source, pattern))
@@ -244,9 +242,8 @@ def approved(form: forms.Form, problem: Problem, response: Response, given):
     whose = f"problem {problem.id}"
     if not isinstance(response, str):
         if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
-            raise NoGrade(
-                f"reward: {form.name} gave {_shown(given)} for {whose}: no list of grades"
-            )
+            other = f"{_shown(given)} for {whose}: no list of grades"
+            raise NoGrade(f"reward: {form.name} gave {other}")
         if len(given) != len(response):
             many = f"{len(given)} grades for {len(response)} responses to {whose}"
             raise NoGrade(f"reward: {form.name} gave {many}; it has to be one for each, in order")

@@ -36,9 +36,8 @@ def find_policy(
         return find_given(str(workdir), base)
     if base:
         return Policy(base)
-    raise ValueError(
-        f"--workdir={workdir}: no checkpoint in it; train there first, or name one by --checkpoint"
-    )
+    remedy = "train there first, or name one by --checkpoint"
+    raise ValueError(f"--workdir={workdir}: no checkpoint in it; {remedy}")
 
 
 def find_given(

@@ -169,7 +169,6 @@ def ran_out(config, log: dict) -> str:
     rounds_left = of.refill and log["sampling/rounds"] < of.max_rounds
     if not (config.curriculum.pass_rate_cap and rounds_left):
         return ""
-    return (
-        f"having drawn once all but the {log['curriculum/left_out']:.0f} problems that"
-        " config.curriculum.pass_rate_cap leaves out"
-    )
+    left_out = f"{log['curriculum/left_out']:.0f} problems"
+    cap = "config.curriculum.pass_rate_cap"
+    return f"having drawn once all but the {left_out} that {cap} leaves out"

@@ -161,10 +161,9 @@ def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
     told = parallel.of_main_process(read)
     yarn = told["yarn"] and qwen2.Yarn(*told["yarn"])
     if told["vocab_size"] < policy.vocab_size:
-        raise ValueError(
-            f"config.critic.init_from: {name} has {told['vocab_size']} embedding rows, the policy"
-            f" {policy.vocab_size}; the value model has to have the policy's tokenizer"
-        )
+        rows = f"{name} has {told['vocab_size']} embedding rows, the policy {policy.vocab_size}"
+        remedy = "the value model has to have the policy's tokenizer"
+        raise ValueError(f"config.critic.init_from: {rows}; {remedy}")
     return qwen2.Shape(**told | {"yarn": yarn, "value_head": True})
 
 
