@@ -173,15 +173,10 @@ def assemble(
     config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None, others: bool = True
 ) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
-    rules = config.sharding.to_dict()
-    adam = (config.optim.b1, config.optim.b2, config.optim.eps)
-    programs = (
-        mesh,
-        tuple(rules["train"].items()),
-        (*adam, config.optim.weight_decay, config.optim.clip_norm),
-        config.model.dtype,
-        (config.optim.offload, config.optim.last_row_tokens),
-    )
+    rules, optim = config.sharding.to_dict(), config.optim
+    adam = (optim.b1, optim.b2, optim.eps, optim.weight_decay, optim.clip_norm)
+    more = (optim.offload, optim.last_row_tokens)
+    programs = (mesh, tuple(rules["train"].items()), adam, config.model.dtype, more)
     terms = tuple(term for term, _ in choose.of(config).terms)
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
     make = lambda kind, shape: _trainer(kind, shape, *programs)
@@ -189,9 +184,8 @@ def assemble(
     fixed = dict(stop_ids=stop_ids, dtype=config.model.dtype, response_tokens=longest)
     fixed |= dict(prompt_tokens=config.data.max_prompt_tokens)
     sampler = drafts.kind(config.rollout)(shape, mesh, rules["decode"], config.rollout, **fixed)
-    rows, optim = validation.micro_rows(config, mesh.shape), config.optim
     items = config.rollout.groups // optim.minibatches * config.rollout.group_size
-    sizes = validation.row_tokens(config), rows, items
+    sizes = validation.row_tokens(config), validation.micro_rows(config, mesh.shape), items
     layout = packing.Layout(*sizes, optim.share_prompts, optim.last_row_tokens)
     models = choose.others(config, shape, make) if others else {}
     return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)

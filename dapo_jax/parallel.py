@@ -260,8 +260,7 @@ def of_main_process(ask: Callable[[], Any], errors: tuple[type[Exception], ...] 
 
 
 def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
-    """ValueError on all processes, naming those that differ, where they do not bring the same
-    bytes. Eight bytes a process travel. A collective."""
+    """ValueError on all processes, naming those that bring other bytes. A collective."""
     if jax.process_count() == 1:
         return
     sha = hashlib.blake2b(digest_size=8)
@@ -273,11 +272,10 @@ def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
     if digests.count(usual) < len(digests):
         hosts = enumerate(zip(gather_json(socket.gethostname()), digests, strict=True))
         odd = [f"process {i} ({host})" for i, (host, digest) in hosts if digest != usual]
-        raise ValueError(
-            f"{what}: {', '.join(odd)} of {len(digests)} came to another result than the rest: a"
-            " device or memory that errs (have the host replaced where it does so again), or"
-            " another NumPy. The same command, on all hosts, goes on from the last checkpoint"
-        )
+        other = f"{', '.join(odd)} of {len(digests)} came to another result than the rest"
+        cause = "a device or memory that errs (have the host replaced where it does so again)"
+        again = "The same command, on all hosts, goes on from the last checkpoint"
+        raise ValueError(f"{what}: {other}: {cause}, or another NumPy. {again}")
 
 
 _PIECE = 1 << 26  # bytes that travel at a time: the devices hold a copy

@@ -78,9 +78,8 @@ def train(
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree(resume.identity(text) | choose.files(config))
-        machine = build.build_machine(
-            config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
-        )
+        tok = text.tokenizer
+        machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
 
@@ -247,13 +246,12 @@ def main(score: grading.Score | None = None, hooks: Hooks = QUIET) -> int | None
     """score, hooks: of a program of one's own that starts runs by this command line."""
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the run is to be kept")
+    given = cli.CONFIG.value, cli.WORKDIR.value
     with processes.joined():
         if branch.REWIND.value is not None:
-            return branch.rewind(cli.CONFIG.value, cli.WORKDIR.value, branch.REWIND.value)
+            return branch.rewind(*given, branch.REWIND.value)
         hooks = hooks._replace(profile=cli.PROFILE.value or hooks.profile)
-        ended = train(
-            cli.CONFIG.value, cli.WORKDIR.value, cli.ALLOW_CONFIG_CHANGE.value, score, hooks
-        )
+        ended = train(*given, cli.ALLOW_CONFIG_CHANGE.value, score, hooks)
         leaving.ending()
     return 0 if ended else cli.TERMINATED_STATUS.value
 

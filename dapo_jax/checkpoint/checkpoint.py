@@ -312,9 +312,8 @@ def reader(directory: Directory) -> ocp.CheckpointManager:
     read each by itself: one that has to try again must not leave the others waiting in Orbax."""
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-    options = ocp.CheckpointManagerOptions(
-        create=False, lightweight_initialize=True, multiprocessing_options=alone
-    )
+    how = dict(create=False, lightweight_initialize=True, multiprocessing_options=alone)
+    options = ocp.CheckpointManagerOptions(**how)
     return ocp.CheckpointManager(_absolute(directory), options=options)
 
 

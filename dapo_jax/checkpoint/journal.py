@@ -54,9 +54,7 @@ class Journal:
     has read to the others; `open` and the constructor are collectives. Nothing here ends a run:
     what cannot be written or read is drawn again."""
 
-    def __init__(
-        self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable[[str], None]
-    ):
+    def __init__(self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable):
         """inputs: `resume.inputs`. step: the step that the run starts from."""
         self._folder = home.top / JOURNAL
         self._remote, self._say = home.remote is not None, say

@@ -91,13 +91,10 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
         if packages.get(name, old) != old:
             say(f"changed: {name} {old} -> {packages[name]}; the last bits may differ")
     if meaningful and not allow:
-        advice = (
-            "this would be another experiment: change it back, choose another --workdir"
-            " (config.init_from starts from these weights, with config.init_state=all"
-            " from this step), or add --allow_config_change"
-        )
+        branch = "config.init_from starts from these weights, with init_state=all from this step"
+        ways = f"change it back, choose another --workdir ({branch}), or add --allow_config_change"
         lines = [f"changed since the checkpoint: {line}" for line in meaningful]
-        raise schema.ConfigError("\n".join([*lines, advice]))
+        raise schema.ConfigError("\n".join([*lines, f"this would be another experiment: {ways}"]))
     for line in meaningful:
         say(f"changed (allowed): {line}")
     return same

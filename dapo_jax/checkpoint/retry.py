@@ -25,8 +25,7 @@ _CLIENTS = ("gcsfs", "aiohttp", "requests", "google")  # clients of buckets; not
 
 
 def temporary(error: BaseException | None) -> bool:
-    """Whether an error means that reading or writing failed for now, so that a retry may succeed;
-    it then says nothing about the content."""
+    """Whether reading or writing failed for now: a retry may succeed; the content may be whole."""
     if error is None or isinstance(error, _OF_CONTENT):
         return False
     return (

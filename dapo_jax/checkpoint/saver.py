@@ -28,10 +28,8 @@ class Saver:
         on_saved: Callable[[int], None] = lambda step: None,
     ):
         """on_saved: called with the step of each checkpoint that is safely written."""
-        c = config.checkpoint
-        self._open = functools.partial(
-            checkpoint.manager, directory, c.keep, c.keep_every, c.keep_best, cleanup=True
-        )
+        kept = config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best
+        self._open = functools.partial(checkpoint.manager, directory, *kept, cleanup=True)
         self._directory, self._on_saved, self._say = directory, on_saved, say
         self._config, self._inputs = schema.leaves(config), inputs
         self._manager = self._open()

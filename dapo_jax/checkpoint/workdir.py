@@ -52,8 +52,7 @@ class Workdir(NamedTuple):
 
 
 def place(name: str, given: str) -> epath.Path:
-    """`name` as a path, on a disk or in a bucket. given: what the user wrote, for the error.
-    ValueError: a scheme that nobody knows."""
+    """`name` as a path. given: the user's text, for the error. ValueError: an unknown scheme."""
     with gate.reading(given, what="no kind of place that is known, such as gs://"):
         return epath.Path(name)
 
@@ -82,8 +81,7 @@ def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
 
 
 def open_workdir(name: str | pathlib.Path) -> Workdir:
-    """Make the directory, and check that it can be written and that all processes see the same one.
-    ValueError: one of the checks fails."""
+    """Make the directory. ValueError: it cannot be written, or processes see different ones."""
     if is_remote(name):
         return _open_remote(str(name).rstrip("/"))
     path = pathlib.Path(name)
@@ -189,8 +187,7 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock, if the file system has locks. what: its name in
-    errors. ValueError: another run holds the lock."""
+    """A descriptor that locks the directory. what: its name in errors. ValueError: it is locked."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, owner = lock(directory / _LOCK)

@@ -138,8 +138,7 @@ def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
 
 
 def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str]:
-    """Mistakes of a model shape on a mesh of these sizes; `model` has the fields of
-    `config.model`, or of a checkpoint's shape."""
+    """Mistakes of a shape on a mesh of these sizes. model: `config.model` or a `qwen2.Shape`."""
     tensor, lora = sizes["tensor"], model.lora
     size = lambda field: (f"model.{field}", getattr(model, field))
     rows = [

@@ -41,18 +41,9 @@ class Coefficients(NamedTuple):
 
 def coefficients(loss) -> Coefficients:
     """From `config.loss`, where 0 means off; float32."""
-    numbers = Coefficients(
-        clip_low=loss.clip_low,
-        clip_high=loss.clip_high,
-        dual_clip=loss.dual_clip or np.inf,
-        log_ratio_max=loss.log_ratio_max,
-        importance_cap=loss.importance_cap,
-        kl_coef=loss.kl_coef,
-        entropy_coef=loss.entropy_coef,
-        entropy_enough=loss.entropy_enough or np.inf,
-        importance_floor=loss.importance_floor,
-    )
-    return jax.tree.map(np.float32, numbers)
+    numbers = Coefficients(*(getattr(loss, name) for name in Coefficients._fields))
+    off = dict(dual_clip=loss.dual_clip or np.inf, entropy_enough=loss.entropy_enough or np.inf)
+    return jax.tree.map(np.float32, numbers._replace(**off))
 
 
 class PerResponse(NamedTuple):
@@ -84,13 +75,9 @@ def ppo_clip(logp, old_logp, advantage, c: Coefficients, per_response=None) -> T
     bound = jnp.where(
         advantage < 0, -jnp.where(advantage < 0, advantage, -1.0) * c.dual_clip, jnp.inf
     )
-    return TokenLoss(
-        jnp.minimum(loss, bound),
-        ratio,
-        (clipped_loss > unclipped_loss) & (ratio < 1 - c.clip_low),
-        (clipped_loss > unclipped_loss) & (ratio > 1 + c.clip_high),
-        loss > bound,
-    )
+    low = (clipped_loss > unclipped_loss) & (ratio < 1 - c.clip_low)
+    high = (clipped_loss > unclipped_loss) & (ratio > 1 + c.clip_high)
+    return TokenLoss(jnp.minimum(loss, bound), ratio, low, high, loss > bound)
 
 
 def importance_weight(old_logp, sampled_logp, c: Coefficients, per_response=None) -> jax.Array:

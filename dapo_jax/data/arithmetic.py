@@ -164,8 +164,7 @@ def _problem(start: int, walk: Sequence[int]) -> Problem:
 def traces(
     n: int, levels: Sequence[int] = WARMUP_LEVELS, seed=0, style: Style = SKILL, cap: int = 32
 ) -> Iterator[Trace]:
-    """n imperfect solutions to problems of the train split, evenly spread over the levels. The
-    iterator writes each one when it is reached.
+    """n imperfect solutions to train problems, evenly spread over the levels, made when reached.
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
     than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end."""

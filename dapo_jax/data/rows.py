@@ -89,9 +89,7 @@ def _from_hub(name: str, repo: str, revision: str | None, pattern: str | None) -
         return [Path(huggingface_hub.hf_hub_download(filename=f, **about)) for f in chosen]
 
 
-def read(
-    path: Path, wanted: Callable[[list[str]], list[str]], needs: str
-) -> Iterator[tuple[int, Row]]:
+def read(path: Path, wanted: Callable, needs: str) -> Iterator[tuple[int, Row]]:
     """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
 
     wanted: maps the column names of a parquet file to those to read; none: the file is refused,

@@ -159,8 +159,7 @@ _PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "
 
 
 def _try_out(file: Path, chat_template: str | Path) -> None:
-    """Load, encode, decode and render in another process. ValueError: that fails, takes longer than
-    _SECONDS or needs more memory than _BYTES."""
+    """Load, encode, decode and render in another process. ValueError: it fails or exceeds a limit."""
     program = [sys.executable, "-m", "dapo_jax.data.tokenizer"]
     program += [str(file), str(chat_template), str(_SECONDS)]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
@@ -247,14 +246,9 @@ def _hugging_face(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
         with gate.reading(file, what=f"cannot decode the tokens {ids[:9]}"), gate.hushed():
             return model.decode(ids, skip_special_tokens=skip)
 
-    fields = dict(
-        vocab_size=max(ids.values(), default=-1) + 1,
-        _encode=encode,
-        _decode=decode,
-        _token=model.id_to_token,
-        unknown_id=ids.get(getattr(model.model, "unk_token", None)),
-    )
-    return fields, ids, {}
+    size, unknown = max(ids.values(), default=-1) + 1, getattr(model.model, "unk_token", None)
+    fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_token)
+    return fields | {"unknown_id": ids.get(unknown)}, ids, {}
 
 
 def _sentencepiece(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
@@ -283,9 +277,8 @@ def _sentencepiece(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
         return "".join(spelled(run) if mark else model.decode(list(run)) for mark, run in runs)
 
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
-    fields["unknown_id"] = model.unk_id()
-    eos = model.eos_id()
-    return fields, ids, {"eos_token": model.id_to_piece(eos)} if eos >= 0 else {}
+    own = {"eos_token": model.id_to_piece(model.eos_id())} if model.eos_id() >= 0 else {}
+    return fields | {"unknown_id": model.unk_id()}, ids, own
 
 
 def _vocabulary_file(path: Path) -> Path:

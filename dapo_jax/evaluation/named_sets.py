@@ -10,7 +10,7 @@ import jax
 
 from dapo_jax import build
 from dapo_jax.config import schema, validation
-from dapo_jax.data import answers, published
+from dapo_jax.data import answers, published, tokenizer
 from dapo_jax.model import hf_format
 from dapo_jax.reward import grading
 
@@ -55,10 +55,8 @@ def ask(
     read = lambda c: build.load_text(c, workdir, model_dir, score, train=False)
     most = lambda text: max(len(data.ids) for data in text.evals.values())
 
-    def machine_of(c, text: build.Text) -> build.Machine:
-        return build.build_machine(
-            c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, others=False
-        )
+    def machine_of(c, tok: tokenizer.Tokenizer) -> build.Machine:
+        return build.build_machine(c, tok.vocab_size, tok.stop_ids, model_dir, others=False)
 
     if own or not named:
         config = copy.deepcopy(config)
@@ -66,7 +64,7 @@ def ask(
             config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
         text = read(config)
         fill(config, most(text))
-        yield Asked(config, text, machine_of(config, text))
+        yield Asked(config, text, machine_of(config, text.tokenizer))
     machines = {}
     for name, (pinned, protocol) in named.items():
         try:
@@ -88,7 +86,7 @@ def ask(
         note += fit(name, c, text, model_dir, fixed)
         fill(c, most(text))
         sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens, c.rollout.slots)
-        machines[sizes] = machines.get(sizes) or machine_of(c, text)
+        machines[sizes] = machines.get(sizes) or machine_of(c, text.tokenizer)
         notes = [f"{name}: fetched into {path}"] * (not there) + [note]
         yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
 

@@ -90,6 +90,7 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
             "pass@": {str(k): float(np.mean(s.pass_P(k))) for k in range(1, K + 1)},
             "pass@k_interval95": interval(s.pass_P(K), seed),
         }
+    problems = zip(ids, s.value_PxK, s.answers, s.golds, s.lengths_PxK, strict=True)
     return out | {
         "truncated_frac": float(s.truncated_PxK.mean()),
         "unparsed_frac": float(np.mean([[a is None for a in row] for row in s.answers])),
@@ -102,9 +103,7 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
                 "gold": gold,
                 "length_mean": float(lengths.mean()),
             }
-            for name, value, answers, gold, lengths in zip(
-                ids, s.value_PxK, s.answers, s.golds, s.lengths_PxK, strict=True
-            )
+            for name, value, answers, gold, lengths in problems
         ],
     }
 

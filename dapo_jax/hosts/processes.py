@@ -45,9 +45,7 @@ NUM_PROCESSES = flags.DEFINE_integer(
     "num_processes", 0, "Processes of the run; 1: this alone. By itself: how many JAX has to find."
 )
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0.")
-START_TIMEOUT = flags.DEFINE_integer(
-    "start_timeout", 50, "Seconds in which all processes must have met.", lower_bound=1
-)
+START_TIMEOUT = flags.DEFINE_integer("start_timeout", 50, "Seconds in which all must have met.", 1)
 HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
     "heartbeat_timeout",
     100,

@@ -108,12 +108,11 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
 
 def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray, length_NxG) -> dict:
     """Metrics of a judge that knows right and wrong."""
+    by_correct = np.bincount(right_NxG.sum(1), minlength=right_NxG.shape[1] + 1)
     log = {
         "sampling/all_correct_frac": right_NxG.all(1).mean(),
         "sampling/all_wrong_frac": (~right_NxG.any(1)).mean(),
-        "sampling/groups_by_correct": np.bincount(
-            right_NxG.sum(1), minlength=right_NxG.shape[1] + 1
-        ).tolist(),
+        "sampling/groups_by_correct": by_correct.tolist(),
         "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
     }
     if grades[0].shadow_G is not None:
@@ -149,8 +148,7 @@ OTHERS = {
 
 
 def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, float]:
-    """Means over the trained tokens of all updates of a step; `ratio_max` and the gap are maxima.
-    `logs`: what `update` returned, on the host."""
+    """Means over a step's trained tokens; `ratio_max` and the gap are maxima. logs: of `update`."""
     log = {"optim/skipped": sum(bool(x["skipped"]) for x in logs)}
     if not logs:
         return log

@@ -26,9 +26,7 @@ class Progress:
     """Progress of the run and the time left: a line per step and, on a terminal, a bar below them.
     say: prints a line; file: the bar is drawn there if it is a terminal."""
 
-    def __init__(
-        self, steps: int, done: int, say: Callable[[str], None], file: TextIO | None = None
-    ):
+    def __init__(self, steps: int, done: int, say: Callable, file: TextIO | None = None):
         file = file or sys.stderr
         self._steps, self._done, self._say = steps, done, say
         self._seconds = collections.deque(maxlen=9)  # of the last steps, including evaluation
@@ -174,6 +172,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
         if grades.answers is None:
             grades = grading.grade(tokenizer, text.judge, group.responses, problem)
         verdict = {} if grades.right_G is None else {"correct": bool(grades.right_G[i])}
+        logps = np.where(response.drawn, response.logps.astype(float), 0)
         yield {
             "position": group.position,
             "problem": problem.id,
@@ -189,8 +188,6 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "mean_entropy": float(response.entropies[response.drawn].mean()),
             "pieces": [piece(token) for token in ids],
             "entropies": np.round(response.entropies.astype(float), 4).tolist(),
-            "logps": np.round(
-                np.where(response.drawn, response.logps.astype(float), 0), 4
-            ).tolist(),
+            "logps": np.round(logps, 4).tolist(),
             **({} if response.drawn.all() else {"drawn": response.drawn.astype(int).tolist()}),
         }

@@ -75,8 +75,7 @@ def devices(name: str, slices: int = 1) -> list:
 
 
 def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
-    """The (data, fsdp, tensor) mesh of `sizes` over a described pod, laid out as a run does.
-    ValueError: the pod has another number of devices."""
+    """A run's mesh of `sizes` over a described pod. ValueError: another number of devices."""
     return Mesh(arrange(tuple(sizes[a] for a in AXES), devices(name, slices)), AXES)
 
 

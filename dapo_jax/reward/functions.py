@@ -249,11 +249,10 @@ def approved(form: forms.Form, problem: Problem, response: Response, given):
             raise NoGrade(f"reward: {form.name} gave {many}; it has to be one for each, in order")
         return [approved(form, problem, *x) for x in zip(response, given, strict=True)]
     if (grade := checked(given)) is None:
-        raise NoGrade(
-            f"reward: {form.name} gave {_shown(given)} for a response to {whose}; it has to be"
-            " a Grade with a finite score, a number or a bool (right: True, False or None; answer:"
-            " a text or None; parts: names with numbers)"
-        )
+        gave = f"{form.name} gave {_shown(given)} for a response to {whose}"
+        fields = "right: True, False or None; answer: a text or None; parts: names with numbers"
+        wanted = f"a Grade with a finite score, a number or a bool ({fields})"
+        raise NoGrade(f"reward: {gave}; it has to be {wanted}")
     return grade
 
 

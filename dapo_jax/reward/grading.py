@@ -185,8 +185,7 @@ def grade_groups(
 
 
 def _share(n: int, process: int, processes: int) -> range:
-    """The indices of 0..n-1 that one process takes. The ranges of processes 0, 1, ... follow one
-    another, and their sizes differ by one at most."""
+    """The indices of 0..n-1 that a process takes, in order; sizes differ by one at most."""
     return range(n * process // processes, n * (process + 1) // processes)
 
 
@@ -217,8 +216,7 @@ def _from_plain(plain: dict) -> Grades:
 
 
 def cut_at(tok: tokenizer.Tokenizer, texts: Sequence[str]) -> Callable[[np.ndarray], int] | None:
-    """The argument `cut` of `Engine.generate`: it ends a response at the token that completes one
-    of `texts`. None if there are no texts."""
+    """`cut` of `Engine.generate`: ends a response as it completes one of `texts`; None without."""
     if not texts:
         return None
 

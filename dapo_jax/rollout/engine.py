@@ -155,8 +155,7 @@ class Engine:
         wanted: with the responses so far. The requests from the number on that it returns end a
             chunk later, mostly without a response; their tokens do not count in `Stats.tokens`.
         """
-        g, limit = self.geometry, draw.max_tokens or self.response_tokens
-        slots = self.slots
+        g, slots, limit = self.geometry, self.slots, draw.max_tokens or self.response_tokens
         if self.by_rows and not feed:
             # A token takes its time by rows: hardly more of them than requests, in few sizes, as
             # each compiles. A stored response counts, or a replay would decode otherwise.

@@ -23,9 +23,7 @@ class Policy(NamedTuple):
         return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
 
 
-def find_policy(
-    config, workdir: pathlib.Path, base: pathlib.Path | None, given: str = ""
-) -> Policy:
+def find_policy(config, workdir: pathlib.Path, base: pathlib.Path | None, given="") -> Policy:
     """The policy that `given` names, else the run's newest checkpoint, else `base`, the directory
     of the config's model. ValueError: there is no checkpoint."""
     if given:
@@ -66,9 +64,8 @@ def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
     """The policy's parameters in the training layout, with LoRA adapters merged in."""
     if not policy.steps:
         return build.initial_params(config, machine)
-    return checkpoint.restore_merged(
-        policy.steps, machine.shape, machine.mesh, machine.trainer.rules, policy.step
-    )
+    mesh, rules = machine.mesh, machine.trainer.rules
+    return checkpoint.restore_merged(policy.steps, machine.shape, mesh, rules, policy.step)
 
 
 def config_of_run(workdir: str) -> schema.Config | None:

@@ -53,9 +53,8 @@ def learn(
     params, opt_state = state.memory[NAME]["params"], state.memory[NAME]["opt_state"]
     values = [values_of.values(params, b.rows, b.micro_batches) for b in batches]
     numbers = horizon(config.critic, minibatches, step)
-    estimates = [
-        values_of.estimate(b.rows, v, numbers) for b, v in zip(batches, values, strict=True)
-    ]
+    pairs = zip(batches, values, strict=True)
+    estimates = [values_of.estimate(b.rows, v, numbers) for b, v in pairs]
     rate, logs = value_knobs(config.critic, step), []
     for batch, old, of in zip(batches, values, estimates, strict=True):
         task = critic.Batch(batch.rows, old, of.returns_AxRxT, batch.micro_batches)
