@@ -105,11 +105,7 @@ def k3(logp, ref_logp) -> jax.Array:
 
 
 def token_weights(
-    tokens_Q: np.ndarray,
-    group_Q: np.ndarray,
-    normalizer: str,
-    chunk_sequences: int,
-    max_tokens: int = 1,
+    tokens_Q: np.ndarray, group_Q: np.ndarray, normalizer: str, chunk_sequences: int, max_tokens=1
 ) -> np.ndarray:
     """What one token of each response weighs; float64 [Q].
 
@@ -127,17 +123,11 @@ def token_weights(
     elif normalizer == "constant":
         share_Q = np.full(tokens_Q.shape, 1 / (responses * max_tokens))
     else:
-        if normalizer == "group_tokens":
-            part_Q = np.asarray(group_Q)
-        else:  # chunk_tokens: consecutive kept responses
-            part_Q = (np.cumsum(kept_Q) - 1) // chunk_sequences
+        by_group = normalizer == "group_tokens"  # else by chunks of consecutive kept responses
+        part_Q = group_Q if by_group else (np.cumsum(kept_Q) - 1) // chunk_sequences
         _, part_Q = np.unique(part_Q, return_inverse=True)
-        part_tokens = np.bincount(part_Q, tokens_Q)
-        part_responses = np.bincount(part_Q, kept_Q)
+        part_tokens, part_responses = np.bincount(part_Q, tokens_Q), np.bincount(part_Q, kept_Q)
         live = part_responses > 0
-        if normalizer == "group_tokens":
-            part_share = live / max(live.sum(), 1)
-        else:
-            part_share = part_responses / responses
+        part_share = live / max(live.sum(), 1) if by_group else part_responses / responses
         share_Q = (part_share / np.maximum(part_tokens, 1))[part_Q]
     return np.where(kept_Q, share_Q, 0.0)

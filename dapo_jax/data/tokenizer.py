@@ -159,7 +159,8 @@ _PROBES = ("What is 6 * 7?\n", "Solve  it: $x^2 = 4$. " * 20, "a" * 500 + "!", "
 
 
 def _try_out(file: Path, chat_template: str | Path) -> None:
-    """Load, encode, decode, render in another process. ValueError: it fails or takes too much."""
+    """Load, encode, decode and render in another process. ValueError: that fails, takes longer than
+    _SECONDS or needs more memory than _BYTES."""
     program = [sys.executable, "-m", "dapo_jax.data.tokenizer"]
     program += [str(file), str(chat_template), str(_SECONDS)]
     there = os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}

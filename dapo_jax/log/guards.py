@@ -193,12 +193,7 @@ def _mean(steps: list[dict[str, float]], tag: str) -> float:
 
 
 def count_alarms(
-    config,
-    state: State,
-    log: dict,
-    history: History,
-    say: Callable,
-    tell: Callable = lambda *_: None,
+    config, state: State, log: dict, history: History, say: Callable, tell=lambda *_: None
 ) -> tuple[State, list[str]]:
     """Print the alarms of this step, and count steps with alarms in a row. tell: called with (step,
     steps in a row, alarms) when alarms are printed."""

@@ -39,9 +39,7 @@ def find_policy(config, workdir: pathlib.Path, base: pathlib.Path | None, given=
 
 
 def find_given(
-    given: str,
-    base: pathlib.Path | None = None,
-    resolve: Callable[[str], pathlib.Path] = start.resolve,
+    given: str, base: pathlib.Path | None = None, resolve: Callable = start.resolve
 ) -> Policy:
     """The policy that a command line names. given: a run's workdir or its checkpoints/, both with
     @STEP for another step than the newest; one step's directory; the output of `convert to-orbax`;

@@ -59,11 +59,8 @@ def new_memory(config, machine, params: qwen2.Params) -> dict[str, Any]:
 
 def memory_like(machine) -> dict[str, Any]:
     """`State.memory` as jax.ShapeDtypeStructs with their shardings."""
-    like = {}
-    for name, trainer in machine.others.items():
-        params, opt_state = trainer.abstract_state()
-        like[name] = {"params": params, "opt_state": opt_state}
-    return like
+    states = {name: trainer.abstract_state() for name, trainer in machine.others.items()}
+    return {name: {"params": params, "opt_state": opt} for name, (params, opt) in states.items()}
 
 
 def resumed(config, state: State) -> State:

@@ -110,9 +110,7 @@ class Clock:
         return [f for _, f in sorted(touched.items()) if all(r.whole for r in f.runs)]
 
     def run(
-        self,
-        judge: Callable[[list[Flight]], list[bool]],
-        opened: Callable[[list[Flight]], None] = lambda new: None,
+        self, judge: Callable[[list[Flight]], list[bool]], opened: Callable = lambda new: None
     ) -> list[Flight] | None:
         """Turn as far as all is known. judge: whether each of these whole groups teaches; opened:
         hears who came in. Returns the batch, or None where the step has not ended yet."""
