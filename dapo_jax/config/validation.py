@@ -23,8 +23,8 @@ def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
     free = [k for k, v in sizes.items() if v == -1]
     known = math.prod(v for v in sizes.values() if v != -1)
     if known < 1 or devices % known or len(free) > 1 or (known != devices and not free):
-        use = f"use sizes whose product is {devices}, or one -1 beside a product that divides it"
-        raise ConfigError(f"config.mesh: {text} cannot be laid over {devices} devices; {use}")
+        fits = f"sizes whose product is {devices}, or one -1 beside sizes whose product divides it"
+        raise ConfigError(f"config.mesh: {text} cannot be laid over {devices} devices; use {fits}")
     return sizes | {axis: devices // known for axis in free}
 
 

@@ -233,9 +233,9 @@ def misses(log: dict[str, float]) -> str:
     """Warning that the reward failed on responses; '' if on few. ValueError: on nearly all."""
     share = log.get("reward/missed_frac", 0.0)
     if share > _NEARLY_ALL:
-        failed = f"failed on {share:.0%} of a step's responses, from which nothing can be learned"
+        why = f"failed on {share:.0%} of the responses of a step, from which nothing can be learned"
         remedy = "mend the function, or raise config.reward.timeout_s"
-        raise ValueError(f"reward: {failed}; the first causes are printed above; {remedy}")
+        raise ValueError(f"reward: {why}; the first causes are printed above; {remedy}")
     return f"the reward failed on {share:.1%} of the responses" if share > _FEW else ""
 
 
