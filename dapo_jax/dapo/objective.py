@@ -41,9 +41,18 @@ class Coefficients(NamedTuple):
 
 def coefficients(loss) -> Coefficients:
     """From `config.loss`, where 0 means off; float32."""
-    numbers = Coefficients(*(getattr(loss, name) for name in Coefficients._fields))
-    off = dict(dual_clip=loss.dual_clip or np.inf, entropy_enough=loss.entropy_enough or np.inf)
-    return jax.tree.map(np.float32, numbers._replace(**off))
+    numbers = Coefficients(
+        clip_low=loss.clip_low,
+        clip_high=loss.clip_high,
+        dual_clip=loss.dual_clip or np.inf,
+        log_ratio_max=loss.log_ratio_max,
+        importance_cap=loss.importance_cap,
+        kl_coef=loss.kl_coef,
+        entropy_coef=loss.entropy_coef,
+        entropy_enough=loss.entropy_enough or np.inf,
+        importance_floor=loss.importance_floor,
+    )
+    return jax.tree.map(np.float32, numbers)
 
 
 class PerResponse(NamedTuple):
