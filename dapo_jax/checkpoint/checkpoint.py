@@ -325,4 +325,5 @@ def _check_same(where: str, saved, wanted) -> None:
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:
             remedy = "use the config of the run that wrote it (model.* and what else is trained)"
-            raise ValueError(f"{where}: {name} is {there}, by this config {here}; {remedy}")
+            differs = f"{name} is {there} there and {here} by this config"
+            raise ValueError(f"{where}: {differs}; {remedy}")

@@ -128,8 +128,8 @@ def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -
     if context := about.get("max_position_embeddings"):
         limit = min(limit, context - longest)
         if limit < 1:
-            sizes = f"its longest prompt has {longest} tokens, the context (config.json) {context}"
+            sizes = f"its longest prompt has {longest} tokens and the model's context {context}"
             remedy = "say how long a response may be: --max_response_tokens=N"
-            raise ValueError(f"{name}: {sizes}; {remedy}")
+            raise ValueError(f"{name}: {sizes} (config.json); {remedy}")
     c.eval.max_response_tokens = c.rollout.max_response_tokens = limit
     return f", responses cut at {limit} tokens by the model's context" if limit < asked else ""
