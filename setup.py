@@ -22,6 +22,7 @@ setup(
         "dapo_jax.config": ["peers.txt", "places.txt"],
         "dapo_jax.lab.dynamics": ["pages.html", "panels.toml", "verl.toml"],
         "dapo_jax.log": ["tags.md"],
+        "dapo_jax.variants": ["tags.md"],
     },
     python_requires=">=3.11",
     # The tests pass with the lowest of these too (uv's --resolution lowest-direct).

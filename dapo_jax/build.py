@@ -117,20 +117,14 @@ def load_text(
         eval_files = eval_files or {"heldout": made.heldout, "harder": made.harder}
         tokenizer_path = tokenizer_path or made.tokenizer
     if not tokenizer_path:
-        raise ValueError(
-            "config.tokenizer.path: problem files of one's own need a tokenizer; give a directory"
-            " with tokenizer.json or a SentencePiece .model"
-        )
+        remedy = "give a directory with tokenizer.json or a SentencePiece .model"
+        raise ValueError(f"config.tokenizer.path: problem files need a tokenizer; {remedy}")
     tok = tokenizer.load(tokenizer_path, config.tokenizer.chat_template)
-    how = problems.Reading(
-        judge.takes,
-        problems.columns(config.data.columns),
-        prompts.template(config.data.template),
-        config.data.system,
-        judge.own,
-    )
+    data, columns = config.data, problems.columns(config.data.columns)
+    template = prompts.template(data.template)
+    how = problems.Reading(judge.takes, columns, template, data.system, judge.own)
     read = lambda name, files, limit=0: problems.read_set(
-        name, files, tok, config.data, config.tokenizer.chat, how, limit, name == first
+        name, files, tok, data, config.tokenizer.chat, how, limit, name == first
     )
     trained, notes, evals = None, [], {}
     if not alone:
@@ -146,8 +140,7 @@ def build_machine(
     config, vocab_tokens: int, stop_ids, model_dir: pathlib.Path | None, others: bool = True
 ) -> Machine:
     """Mesh, model shape and programs; nothing compiles yet. others: False = to sample and evaluate
-    alone, which needs no model beside the policy. ConfigError: the mesh or the tokenizer refuse a
-    shape."""
+    alone, without models beside the policy. ConfigError: mesh or tokenizer refuse a shape."""
     sizes = validation.resolve_mesh(config, len(jax.devices()))
     mesh = parallel.make_mesh(sizes)
     if model_dir:
@@ -157,16 +150,12 @@ def build_machine(
     else:
         shape = qwen2.shape_from_config(config)
     if shape.vocab_size < vocab_tokens:
-        raise schema.ConfigError(
-            f"the tokenizer has {vocab_tokens} ids and the model {shape.vocab_size} embedding rows;"
-            " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
-        )
+        have = f"the tokenizer has {vocab_tokens} ids, the model {shape.vocab_size} embedding rows"
+        raise schema.ConfigError(f"{have} (config.tokenizer.path, config.model.vocab_size)")
     kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim)
     if config.optim.share_prompts and kernel == "splash":
-        raise schema.ConfigError(
-            "config.optim.share_prompts: splash attention, which model.attention names or has on a"
-            " TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
-        )
+        why = "splash attention (a TPU's) cannot see a prompt beside its own segment"
+        raise schema.ConfigError(f"config.optim.share_prompts: {why}; set model.attention=chunked")
     machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
     if bad := validation.check_cache(config, machine.engine.geometry, sizes):
         raise schema.ConfigError("\n".join(bad))
@@ -184,15 +173,10 @@ def assemble(
     config, mesh: Mesh, shape: qwen2.Shape, stop_ids, model_dir=None, others: bool = True
 ) -> Machine:
     """The programs of a run on any mesh, also of devices that are only described."""
-    rules = config.sharding.to_dict()
-    adam = (config.optim.b1, config.optim.b2, config.optim.eps)
-    programs = (
-        mesh,
-        tuple(rules["train"].items()),
-        (*adam, config.optim.weight_decay, config.optim.clip_norm),
-        config.model.dtype,
-        (config.optim.offload, config.optim.last_row_tokens),
-    )
+    rules, optim = config.sharding.to_dict(), config.optim
+    adam = (optim.b1, optim.b2, optim.eps, optim.weight_decay, optim.clip_norm)
+    more = (optim.offload, optim.last_row_tokens)
+    programs = (mesh, tuple(rules["train"].items()), adam, config.model.dtype, more)
     terms = tuple(term for term, _ in choose.of(config).terms)
     trainer = _trainer(update.Trainer, shape, *programs, choose.objective(config), terms)
     make = lambda kind, shape: _trainer(kind, shape, *programs)
@@ -200,9 +184,8 @@ def assemble(
     fixed = dict(stop_ids=stop_ids, dtype=config.model.dtype, response_tokens=longest)
     fixed |= dict(prompt_tokens=config.data.max_prompt_tokens)
     sampler = drafts.kind(config.rollout)(shape, mesh, rules["decode"], config.rollout, **fixed)
-    rows, optim = validation.micro_rows(config, mesh.shape), config.optim
     items = config.rollout.groups // optim.minibatches * config.rollout.group_size
-    sizes = validation.row_tokens(config), rows, items
+    sizes = validation.row_tokens(config), validation.micro_rows(config, mesh.shape), items
     layout = packing.Layout(*sizes, optim.share_prompts, optim.last_row_tokens)
     models = choose.others(config, shape, make) if others else {}
     return Machine(mesh, shape.merged, model_dir, trainer, sampler, layout, models)
@@ -258,8 +241,7 @@ def compiling(config, m: Machine) -> Iterator[None]:
 
 
 def initial_params(config, m: Machine) -> qwen2.Params:
-    """Weights of the model directory, or random ones from the seed; in the training layout, without
-    adapters."""
+    """The model directory's weights or random ones, in the training layout, without adapters."""
     if m.model_dir:
         return hf.load_params(m.model_dir, m.shape, m.mesh, config.sharding.train.to_dict())
     return m.trainer.init_params(np.asarray(jax.random.key_data(jax.random.key(config.seed))))

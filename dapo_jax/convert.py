@@ -4,9 +4,8 @@
     python -m dapo_jax.convert to-hf SRC DST     a run's workdir, or to-orbax's DST -> Hugging Face
     python -m dapo_jax.convert check DIR         this project's logits next to transformers'
 
-The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), so
-that `--config.init_from=DST` starts from it. `check` exits with 0 if the logits agree, 1 if they do
-not, 2 without `transformers`.
+The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), for
+`--config.init_from=DST`. `check` exits with 0 if logits agree, 1 if not, 2 without `transformers`.
 """
 
 import argparse
@@ -35,8 +34,7 @@ _CHOICES = set(qwen2.compute_choices(schema.base()))
 
 
 def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
-    """Write parameters and shape as step 0 of a checkpoint directory. ValueError: the directory
-    exists and is not empty."""
+    """Save parameters and shape as step 0 of a new directory. ValueError: it is not empty."""
     path = Path(directory)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"{path}: exists already; choose another directory or remove it")
@@ -49,9 +47,8 @@ def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
 
 
 def load_params(directory: str | Path) -> tuple[Shape, Params]:
-    """Shape and float32 parameters of the newest checkpoint of a run (its workdir or `checkpoints/`
-    in it; adapters merged) or of `save_params`, split over all devices. ValueError: no checkpoint
-    there."""
+    """Shape and float32 parameters of a run's newest checkpoint (its workdir or its `checkpoints/`;
+    adapters merged) or of `save_params`, split over all devices. ValueError: there is none."""
     path, state = _newest(directory)
     shape = _saved_shape(state)
     return shape, checkpoint.restore_merged(str(path), shape, *_layout(shape))

@@ -74,10 +74,9 @@ def evaluate_checkpoint(
     data_dir: str = "data",
     rows: bool = False,
 ) -> dict:
-    """Evaluate the policy on every set of `config.eval.files`, keep the samples in the workdir
-    `where`, print (with `rows` a line per problem and) a table of the sets. Returns plain JSON
-    values: {settings: those that all sets share, sets: {name: `scores.summary`, its settings, the
-    folder of its samples}}.
+    """Evaluate the policy on every set of `config.eval.files`, keep the samples in `where`, print
+    (with `rows` a line per problem and) a table of the sets. Returns JSON values: {settings: those
+    of all sets, sets: {name: `scores.summary`, its settings, the folder of its samples}}.
 
     given: as in `find_policy`. fixed, data_dir: as in `named_sets.ask`. ValueError: a set cannot
     be fetched, or the config does not fit the policy."""
@@ -180,9 +179,8 @@ def define_flags() -> None:
 
 
 def config_of_policy() -> schema.Config | None:
-    """The config of the run that --checkpoint, else --workdir, names. For a Hugging Face directory
-    or hub name: the paper's config with the model's chat template, if it has one, and a sampler
-    sized for a single accelerator."""
+    """The config of the run that --checkpoint, else --workdir, names. For a Hugging Face model: the
+    paper's config with its chat template, if it has one, and a sampler for one accelerator."""
     # Each process resolves for itself, since processes have not met yet.
     small = functools.partial(hf.resolve, weights=False)
     if not (given := flags.FLAGS.checkpoint):

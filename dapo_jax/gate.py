@@ -105,9 +105,8 @@ def function(place: str, named: str, modules: dict, known: Iterable[str] = ()) -
     file, _, name = named.rpartition(":")
     path = pathlib.Path(file).expanduser()
     if not name.isidentifier() or path.suffix != ".py":
-        raise ValueError(
-            f"{place} {named!r} is not of the form FILE.py:NAME, and none of {', '.join(known)}"
-        )
+        form = f"not of the form FILE.py:NAME, and none of {', '.join(known)}"
+        raise ValueError(f"{place} {named!r} is {form}")
     if not path.is_file():
         raise ValueError(f"{place} {file}: no such file")
     if path not in modules:
@@ -151,8 +150,7 @@ LARGEST = {int: 2**31 - 1, float: 1e12}  # of fields without a bound of their ow
 
 
 class ConfigError(ValueError, AttributeError):
-    """A config value that cannot work, or a name that no field has; the message names the field,
-    the reason and a remedy."""
+    """A value that cannot work or an unknown name; the message says field, reason and remedy."""
 
 
 class Field(NamedTuple):
@@ -201,8 +199,7 @@ class Section:
     """
 
     _place: ClassVar[str] = ""
-    # Text ", did you mean ...?" for an unknown dotted name; config/schema.py, which knows the
-    # fields of all sections, sets it.
+    # Text ", did you mean ...?" for an unknown name; set by config/schema.py, which knows all.
     nearest: ClassVar[Callable[[str], str]] = staticmethod(lambda name: "")
 
     def __init_subclass__(cls, place: str = "") -> None:

@@ -33,9 +33,8 @@ def make_mesh(sizes: Mapping[str, int]) -> Mesh:
 
 
 def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
-    """Devices as an array of (data, fsdp, tensor). Physical axes may be split, for more shapes.
-    TPU slices, between which the network is slow, are joined along `data`: ValueError if their
-    number does not divide it."""
+    """Devices as an array of (data, fsdp, tensor). Physical axes may be split. TPU slices,
+    with a slow network between them, lie along `data`. ValueError: it is no multiple of them."""
     tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if shape[0] % slices:
@@ -261,8 +260,7 @@ def of_main_process(ask: Callable[[], Any], errors: tuple[type[Exception], ...] 
 
 
 def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
-    """ValueError on all processes, naming those that differ, where they do not bring the same
-    bytes. Eight bytes a process travel. A collective."""
+    """ValueError on all processes, naming those that bring other bytes. A collective."""
     if jax.process_count() == 1:
         return
     sha = hashlib.blake2b(digest_size=8)
@@ -274,11 +272,10 @@ def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
     if digests.count(usual) < len(digests):
         hosts = enumerate(zip(gather_json(socket.gethostname()), digests, strict=True))
         odd = [f"process {i} ({host})" for i, (host, digest) in hosts if digest != usual]
-        raise ValueError(
-            f"{what}: {', '.join(odd)} of {len(digests)} came to another result than the rest: a"
-            " device or memory that errs (have the host replaced where it does so again), or"
-            " another NumPy. The same command, on all hosts, goes on from the last checkpoint"
-        )
+        other = f"{', '.join(odd)} of {len(digests)} came to another result than the rest"
+        cause = "a device or memory that errs (have the host replaced where it does so again)"
+        again = "The same command, on all hosts, goes on from the last checkpoint"
+        raise ValueError(f"{what}: {other}: {cause}, or another NumPy. {again}")
 
 
 _PIECE = 1 << 26  # bytes that travel at a time: the devices hold a copy

@@ -38,8 +38,7 @@ from dapo_jax.variants import choose
 class Hooks(NamedTuple):
     """What a caller may hear of a run; it sees and changes nothing."""
 
-    # 'start-up', 'rollout', 'update', 'evaluation' or 'save', as each begins; 'chunk' after each
-    # chunk of tokens
+    # 'start-up', 'rollout', 'update', 'evaluation', 'save' as each begins; 'chunk' after each one
     phase: Callable[[str], None] = lambda phase: None
     # (state after the step, what happened in it), before anything of it is written
     step: Callable[[State, StepRecord], None] = lambda state, record: None
@@ -79,9 +78,8 @@ def train(
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree(resume.identity(text) | choose.files(config))
-        machine = build.build_machine(
-            config, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir
-        )
+        tok = text.tokenizer
+        machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
             say(note)
 
@@ -228,9 +226,7 @@ def score(config, text: build.Text, evaluation: dict[str, float]) -> float | Non
     tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
     if config.checkpoint.keep_best and evaluation and tag not in evaluation:
         known = ", ".join(t for t in evaluation if t.startswith("eval/"))
-        raise schema.ConfigError(
-            f"config.checkpoint.best_metric: no metric {tag!r}; there are {known}"
-        )
+        raise schema.ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")
     return float(evaluation[tag]) if tag in evaluation else None
 
 
@@ -250,13 +246,12 @@ def main(score: grading.Score | None = None, hooks: Hooks = QUIET) -> int | None
     """score, hooks: of a program of one's own that starts runs by this command line."""
     if not cli.WORKDIR.value:
         raise ValueError("--workdir: say where the run is to be kept")
+    given = cli.CONFIG.value, cli.WORKDIR.value
     with processes.joined():
         if branch.REWIND.value is not None:
-            return branch.rewind(cli.CONFIG.value, cli.WORKDIR.value, branch.REWIND.value)
+            return branch.rewind(*given, branch.REWIND.value)
         hooks = hooks._replace(profile=cli.PROFILE.value or hooks.profile)
-        ended = train(
-            cli.CONFIG.value, cli.WORKDIR.value, cli.ALLOW_CONFIG_CHANGE.value, score, hooks
-        )
+        ended = train(*given, cli.ALLOW_CONFIG_CHANGE.value, score, hooks)
         leaving.ending()
     return 0 if ended else cli.TERMINATED_STATUS.value
 

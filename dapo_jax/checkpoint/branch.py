@@ -17,10 +17,7 @@ from dapo_jax.checkpoint import checkpoint, export, resume, workdir as workdir_l
 from dapo_jax.dapo.state import State
 
 REWIND = flags.DEFINE_integer(
-    "rewind",
-    None,
-    "Go back to the checkpoint of this step and leave; the same command without it goes on there.",
-    lower_bound=0,
+    "rewind", None, "Go back to this step's checkpoint and leave; without it the run goes on.", 0
 )
 
 
@@ -81,8 +78,6 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
             place.mkdir(parents=True, exist_ok=True)
             path.rename(place / path.name)
         workdir_lib.send(home)
-    print(
-        f"back at step {step}; {len(later)} later checkpoints, and what was exported and logged"
-        f" since, are kept in {home.name}/{workdir_lib.REWOUND}/{name}; the same command without"
-        " --rewind goes on from there"
-    )
+    kept_in = f"{home.name}/{workdir_lib.REWOUND}/{name}"
+    since = f"{len(later)} later checkpoints, and what was exported and logged since"
+    print(f"back at step {step}; {since}, are kept in {kept_in}")

@@ -104,10 +104,8 @@ def save(
     carried |= state.by_problem
     survey = seal.survey(arrays)
     if broken := [path for path, (_, finite) in survey.items() if not finite]:
-        raise NotFinite(
-            f"step {state.counters.step} is not saved in {m.directory}: {len(broken)} of"
-            f" {len(survey)} arrays hold NaN or infinity, {broken[0]} the first"
-        )
+        why = f"{len(broken)} of {len(survey)} arrays hold NaN or infinity, {broken[0]} the first"
+        raise NotFinite(f"step {state.counters.step} is not saved in {m.directory}: {why}")
     checksums = {path: number for path, (number, _) in survey.items()}
     content = {"arrays": checksums, "carried": seal.digest(carried)}
     described = state.counters._asdict() | {"config": config, "versions": versions()}
@@ -280,8 +278,7 @@ def numbers(directory: Directory) -> list[int]:
 
 
 def set_aside(directory: Directory, step: int) -> epath.Path:
-    """Move a damaged step out of the way of the run that will write it again; a second one of that
-    step becomes STEP.2, and so on."""
+    """Move a damaged step out of the way of the run that redoes it; a second one becomes STEP.2."""
     path = _absolute(directory)
     kept = path.parent / f"{path.name}.damaged"
     kept.mkdir(parents=True, exist_ok=True)
@@ -315,9 +312,8 @@ def reader(directory: Directory) -> ocp.CheckpointManager:
     read each by itself: one that has to try again must not leave the others waiting in Orbax."""
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-    options = ocp.CheckpointManagerOptions(
-        create=False, lightweight_initialize=True, multiprocessing_options=alone
-    )
+    how = dict(create=False, lightweight_initialize=True, multiprocessing_options=alone)
+    options = ocp.CheckpointManagerOptions(**how)
     return ocp.CheckpointManager(_absolute(directory), options=options)
 
 
@@ -328,7 +324,6 @@ def _check_same(where: str, saved, wanted) -> None:
     for name in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(name, "absent"), wanted.get(name, "absent")
         if there != here:
-            raise ValueError(
-                f"{where}: {name} is {there} there and {here} by this config; use the config of the"
-                " run that wrote it (model.* and what else is trained)"
-            )
+            remedy = "use the config of the run that wrote it (model.* and what else is trained)"
+            differs = f"{name} is {there} there and {here} by this config"
+            raise ValueError(f"{where}: {differs}; {remedy}")

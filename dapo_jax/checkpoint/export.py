@@ -20,9 +20,7 @@ from dapo_jax.dapo.state import State
 from dapo_jax.model import hf
 
 
-def export(
-    config, home: Workdir, machine: Machine, state: State, say: Callable[[str], None]
-) -> None:
+def export(config, home: Workdir, machine: Machine, state: State, say: Callable) -> None:
     """Write the export of this step and remove all but the newest `checkpoint.export_keep`. A
     collective: all processes gather the weights, process 0 writes."""
     step, wrong = state.counters.step, ""

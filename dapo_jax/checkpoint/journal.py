@@ -5,9 +5,8 @@ step that is done again after a restart takes the finished responses from here, 
 comes to the same bits. What a user's own judge said, which may be slow, is kept likewise.
 
 WORKDIR/journal/STEP.POLICY.NAME holds records. Their key is a hash of all that the payload depends
-on (run, policy, prompt, random numbers), so what belongs to another config, seed or policy is never
-found. A record that is cut or damaged counts as absent. Files are removed once a checkpoint holds
-what they led to.
+on (run, policy, prompt, random numbers), so nothing of another config, seed or policy is found. A
+cut or damaged record counts as absent. Files are removed once a checkpoint holds what they led to.
 """
 
 import collections
@@ -55,9 +54,7 @@ class Journal:
     has read to the others; `open` and the constructor are collectives. Nothing here ends a run:
     what cannot be written or read is drawn again."""
 
-    def __init__(
-        self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable[[str], None]
-    ):
+    def __init__(self, home: Workdir, config, inputs: dict[str, str], step: int, say: Callable):
         """inputs: `resume.inputs`. step: the step that the run starts from."""
         self._folder = home.top / JOURNAL
         self._remote, self._say = home.remote is not None, say
@@ -112,9 +109,8 @@ class Journal:
         if wanted := [f for f in self._old if f.policy == policy]:
             found = self._read(wanted) if parallel.is_main_process() else b""
             self._kept = {key: payload for key, payload, _ in _records(of_main_process(found))}
-            self._say(
-                f"step {self._step + 1}: {len(self._kept)} responses or grades are there already"
-            )
+            there = f"{len(self._kept)} responses or grades are there already"
+            self._say(f"step {self._step + 1}: {there}")
 
     @property
     def on(self) -> bool:
@@ -158,10 +154,9 @@ class Journal:
             self._failing = False
         except Exception as error:  # of the file system, or of a bucket's library
             if not self._failing:
-                self._say(
-                    f"warning: {self._folder}: finished responses cannot be kept"
-                    f" ({gate.describe(error)}); a run that is cut off now draws them again"
-                )
+                lost = f"finished responses cannot be kept ({gate.describe(error)})"
+                again = "a run that is cut off now draws them again"
+                self._say(f"warning: {self._folder}: {lost}; {again}")
             self._failing = True
 
     def _tidy(self) -> None:

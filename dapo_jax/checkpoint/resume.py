@@ -59,10 +59,9 @@ def newest(
         if not damaged:
             return None
         listed = "; ".join(f"step {s}: {w}" for s, w in sorted(damaged.items(), reverse=True))
-        raise Damaged(
-            f"{directory}: no checkpoint is whole, and no run starts anew over damaged ones;"
-            f" restore a copy of one, or remove the directory to begin again ({listed})"
-        )
+        why = "no checkpoint is whole, and no run starts anew over damaged ones"
+        remedy = "restore a copy of one, or remove the directory to begin again"
+        raise Damaged(f"{directory}: {why}; {remedy} ({listed})")
     for other, wrong in sorted(damaged.items(), reverse=True):
         say(f"warning: checkpoint of step {other} is damaged: {wrong}")
     if damaged and parallel.is_main_process():
@@ -84,8 +83,7 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
         meaningful.append("the file of config.loss.objective: it has other contents")
     same = saved.get("data") == inputs["data"]
     if not same and not any("config.data." in line for line in meaningful):
-        what = "the training problems: other prompts, tokens or answers under the same names"
-        meaningful.append(what)
+        meaningful.append("the training problems: other prompts, tokens or answers, same names")
     for line in harmless:
         say(f"changed: {line}")
     packages = checkpoint.versions()
@@ -93,13 +91,10 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
         if packages.get(name, old) != old:
             say(f"changed: {name} {old} -> {packages[name]}; the last bits may differ")
     if meaningful and not allow:
-        advice = (
-            "this would be another experiment: change it back, choose another --workdir"
-            " (config.init_from starts from these weights, with config.init_state=all"
-            " from this step), or add --allow_config_change"
-        )
+        branch = "config.init_from starts from these weights, with init_state=all from this step"
+        ways = f"change it back, choose another --workdir ({branch}), or add --allow_config_change"
         lines = [f"changed since the checkpoint: {line}" for line in meaningful]
-        raise schema.ConfigError("\n".join([*lines, advice]))
+        raise schema.ConfigError("\n".join([*lines, f"this would be another experiment: {ways}"]))
     for line in meaningful:
         say(f"changed (allowed): {line}")
     return same

@@ -25,8 +25,7 @@ _CLIENTS = ("gcsfs", "aiohttp", "requests", "google")  # clients of buckets; not
 
 
 def temporary(error: BaseException | None) -> bool:
-    """Whether an error means that reading or writing failed for now, so that a retry may succeed;
-    it then says nothing about the content."""
+    """Whether reading or writing failed for now: a retry may succeed; the content may be whole."""
     if error is None or isinstance(error, _OF_CONTENT):
         return False
     return (
@@ -46,7 +45,7 @@ def files(folder: epath.Path, without: Sequence[str] = ()) -> Iterator[epath.Pat
 
 def read(what: str, action: Callable[[], Any]) -> Any:
     """The value of `action()`, retried after each temporary error. OSError: all tries failed."""
-    waits = iter(WAITS_S)
+    waits, tries = iter(WAITS_S), len(WAITS_S) + 1
     while True:
         try:
             return action()
@@ -55,10 +54,8 @@ def read(what: str, action: Callable[[], Any]) -> Any:
                 raise
             wrong, wait = f"cannot be read ({gate.describe(error)})", next(waits, None)
             if wait is None:
-                raise OSError(
-                    f"{what}: {wrong}, {len(WAITS_S) + 1} times in a row; that is no damage,"
-                    " nothing was changed: the same command tries again"
-                ) from error
+                calm = "that is no damage, nothing was changed: the same command tries again"
+                raise OSError(f"{what}: {wrong}, {tries} times in a row; {calm}") from error
         who = f"process {jax.process_index()}"
         print(f"warning: {who}: {what}: {wrong}; again in {wait} s", file=sys.stderr, flush=True)
         sleep(wait)

@@ -28,10 +28,8 @@ class Saver:
         on_saved: Callable[[int], None] = lambda step: None,
     ):
         """on_saved: called with the step of each checkpoint that is safely written."""
-        c = config.checkpoint
-        self._open = functools.partial(
-            checkpoint.manager, directory, c.keep, c.keep_every, c.keep_best, cleanup=True
-        )
+        kept = config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best
+        self._open = functools.partial(checkpoint.manager, directory, *kept, cleanup=True)
         self._directory, self._on_saved, self._say = directory, on_saved, say
         self._config, self._inputs = schema.leaves(config), inputs
         self._manager = self._open()
@@ -65,10 +63,8 @@ class Saver:
             self._save(state, score)
             if self._settle():
                 return
-        raise OSError(
-            f"step {state.counters.step} could not be saved in {self._directory}; {self._newest()};"
-            " make room and give the same command"
-        )
+        lost = f"step {state.counters.step} could not be saved in {self._directory}"
+        raise OSError(f"{lost}; {self._newest()}; make room and give the same command")
 
     def has(self, step: int) -> bool:
         """Whether the newest checkpoint is that of `step`."""
@@ -96,21 +92,17 @@ class Saver:
         try:
             action()
         except checkpoint.NotFinite as error:  # raised on all processes
-            raise checkpoint.NotFinite(
-                f"{error}; {self._newest()}: lower optim.lr, or look at optim.* and the weights the"
-                " run began with, before the run goes on from there"
-            ) from error
+            remedy = "lower optim.lr, or look at optim.* and the weights the run began with"
+            raise checkpoint.NotFinite(f"{error}; {self._newest()}: {remedy}") from error
         except Exception as error:  # of the file system, Orbax or tensorstore
             wrong = gate.describe(error)
         if not parallel.any_process(bool(wrong)):
             return True
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...
-            self._say(
-                f"warning: a checkpoint could not be saved (failure {self._failures} in a row):"
-                f" {self._directory}: {wrong or 'on another process'}; training goes on and tries"
-                " again every step"
-            )
+            lost = f"a checkpoint could not be saved (failure {self._failures} in a row)"
+            why = f"{self._directory}: {wrong or 'on another process'}"
+            self._say(f"warning: {lost}: {why}; training goes on and tries again every step")
         # Replace the manager: the new one removes half-written checkpoints.
         with contextlib.suppress(Exception):
             self._manager.close()

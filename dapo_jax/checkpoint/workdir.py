@@ -52,8 +52,7 @@ class Workdir(NamedTuple):
 
 
 def place(name: str, given: str) -> epath.Path:
-    """`name` as a path, on a disk or in a bucket. given: what the user wrote, for the error.
-    ValueError: a scheme that nobody knows."""
+    """`name` as a path. given: the user's text, for the error. ValueError: an unknown scheme."""
     with gate.reading(given, what="no kind of place that is known, such as gs://"):
         return epath.Path(name)
 
@@ -82,8 +81,7 @@ def hold(name: str | pathlib.Path, checkpoints: str = "") -> Iterator[Workdir]:
 
 
 def open_workdir(name: str | pathlib.Path) -> Workdir:
-    """Make the directory, and check that it can be written and that all processes see the same one.
-    ValueError: one of the checks fails."""
+    """Make the directory. ValueError: it cannot be written, or processes see different ones."""
     if is_remote(name):
         return _open_remote(str(name).rstrip("/"))
     path = pathlib.Path(name)
@@ -100,10 +98,8 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
     seen = parallel.meet((path / f"{probe}_0").exists())
     own.unlink()
     if not all(seen):
-        raise ValueError(
-            f"--workdir={name}: process {seen.index(False)} does not see what process 0 wrote"
-            " there; give a directory that all hosts share (NFS, or a bucket: gs://...)"
-        )
+        blind = f"process {seen.index(False)} does not see what process 0 wrote there"
+        raise ValueError(f"--workdir={name}: {blind}; give one that all share (NFS, gs://...)")
     return Workdir(str(name), path, None, {})
 
 
@@ -169,17 +165,14 @@ def try_to_send(home: Workdir, say: Callable[[str], None]) -> None:
 
 
 def _check_owner(name, workdir: pathlib.Path) -> None:
-    """ValueError: the directory belongs to a model or another program, whose config.json or logs a
-    run would overwrite."""
+    """ValueError: it is another program's directory, or a model's; a run would overwrite files."""
     config = workdir / "config.json"
     if config.is_file():
         try:
             known = "rollout.group_size" in json.loads(config.read_bytes())
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise ValueError(
-                f"--workdir={name}: its config.json cannot be read; remove it if this is a run's"
-                " directory (checkpoints carry the config too), or choose another"
-            ) from error
+            remedy = "remove it if this is a run's (checkpoints carry it too), or choose another"
+            raise ValueError(f"--workdir={name}: no readable config.json; {remedy}") from error
         wrong = "" if known else "its config.json is not a run's"
     else:
         # A run that was killed at its start leaves directories with a lock alone.
@@ -194,17 +187,15 @@ def _check_owner(name, workdir: pathlib.Path) -> None:
 
 
 def _lock(directory: pathlib.Path, what: str) -> int:
-    """A descriptor that holds the directory's lock, if the file system has locks. what: its name in
-    errors. ValueError: another run holds the lock."""
+    """A descriptor that locks the directory. what: its name in errors. ValueError: it is locked."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor, owner = lock(directory / _LOCK)
     except OSError as error:
         raise ValueError(f"{what}: cannot be written ({error.strerror})") from error
     if owner:
-        raise ValueError(
-            f"{what}: another run is at work in it ({owner}); stop it, or choose another directory"
-        )
+        busy = f"another run is at work in it ({owner})"
+        raise ValueError(f"{what}: {busy}; stop it, or choose another directory")
     return descriptor
 
 

@@ -30,9 +30,7 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
 TERMINATED_STATUS = flags.DEFINE_integer(
     "terminated_status", 0, "Exit status of training that SIGTERM cut off and saved.", 0, 255
 )
-PROFILE = flags.DEFINE_integer(
-    "profile", 0, "Trace this rollout step of training into WORKDIR/profile; 0 = none.", 0
-)
+PROFILE = flags.DEFINE_integer("profile", 0, "Step to trace into WORKDIR/profile; 0 = none.", 0)
 WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; the same command resumes it.")
 # Flags of any command that hold paths.
 _PATH_FLAGS = ("config", "workdir", "data", "data_dir", "checkpoint", "json", "out")
@@ -43,9 +41,7 @@ CONFIG = types.SimpleNamespace()
 
 
 def run(
-    main: Callable[..., int | None],
-    *arguments: str,
-    without_config: Callable[[], schema.Config | None] = lambda: None,
+    main: Callable[..., int | None], *arguments: str, without_config: Callable = lambda: None
 ) -> None:
     """Parse the command line, call `main` with its positional `arguments` (their names), exit.
     without_config: makes the config if --config is not given; None = the flag's default.
@@ -65,9 +61,8 @@ def _guarded(main, given: Sequence[str]) -> None:
         logging.set_verbosity(logging.WARNING)
         # `checkpoint/saver.py` reports a failed save in one line; Orbax would add tracebacks, also
         # from its event loops: futures that nobody awaits, calls on a closed loop.
-        logging.get_absl_handler().addFilter(
-            lambda record: "orbax" not in record.pathname and record.name != "asyncio"
-        )
+        shown = lambda record: "orbax" not in record.pathname and record.name != "asyncio"
+        logging.get_absl_handler().addFilter(shown)
     stdlib_logging.getLogger("gcsfs").setLevel("CRITICAL")  # would print stacks before it raises
     sys.unraisablehook = _unraisable
     try:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from dapo_jax.config.paper import vapo
 from dapo_jax.config.schema import Config, base, leaves
 
-# The paper's techniques in the order of its Table 1 -> the fields of full DAPO that change when the
-# technique is taken away.
+# The paper's techniques in the order of its Table 1 -> fields of full DAPO that change without it.
 WITHOUT: dict[str, Callable[[Config], dict[str, Any]]] = {
     "overlong_filtering": lambda c: {"loss.overlong_filter": "off"},
     "clip_higher": lambda c: {"loss.clip_high": c.loss.clip_low},

@@ -6,8 +6,7 @@ from dapo_jax.config.schema import Config, base
 def paper() -> Config:
     """The paper's section 4.1: 512 x 16 responses of 20,480 tokens, 16 updates, AdamW 1e-6.
 
-    Not stated there and taken from verl: Adam's betas, gradient clip 1.0. Overlong filtering is
-    off, as in the authors' best run.
+    From verl: Adam's betas, gradient clip 1.0. No overlong filtering, as in the authors' best run.
     """
     c = base()
     c.data.max_prompt_tokens = 2048

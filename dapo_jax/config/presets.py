@@ -1,8 +1,7 @@
 """Presets: config functions, each a difference from the one before it; configs/ adds files.
 
-base (schema.py) -> paper -> verl, vapo, grpo (paper.py) and the RECIPES of other papers;
-`dapo_math(size)` lays `paper` over a slice of TPUs; `rung` (ladder.py) takes a paper's techniques
-away one by one.
+base (schema.py) -> paper -> verl, vapo, grpo (paper.py) and RECIPES of other papers;
+`dapo_math(size)` lays `paper` over a TPU slice; `rung` (ladder.py) drops techniques one by one.
 """
 
 # ruff: noqa: F401 - the lab and configs/ find all presets here
@@ -16,9 +15,8 @@ from dapo_jax.config.paper import grpo, paper, vapo, verl
 from dapo_jax.config.schema import Config
 
 # --- Recipes of other papers ---
-# Each changes the algorithm of `c`; without `c` it starts from the paper's config and also sets the
-# sizes and rates of its source. configs/quickstart.py:NAME runs one on a laptop; what each reached
-# there: docs/results/learning.md.
+# Each changes the algorithm of `c`, by default of the paper's config with the sizes and rates of
+# its source. configs/quickstart.py:NAME runs one on a laptop; results: docs/results/learning.md.
 
 RECIPES: dict[str, Callable[..., Config]] = {"grpo": grpo}
 
@@ -177,11 +175,10 @@ PLACES = _read(pathlib.Path(__file__).with_name("places.txt").read_text())
 
 
 def dapo_math(argument: str) -> Config:
-    """The paper's section 4.1 on a model of `PLACES`, laid over its slice: trained on
-    DAPO-Math-17k, evaluated on AIME 2024. "7B,verl" is `verl`'s reading of it. Responses are as
-    long as the model's context allows, at most the paper's, and their last fifth is the overlong
-    buffer. For another slice ask the planner and override what it prints. ValueError: no such
-    model, or reading."""
+    """The paper's section 4.1 on a model of `PLACES`, on its slice, trained on DAPO-Math-17k,
+    evaluated on AIME 2024. "7B,verl" is `verl`'s reading of it. Responses are as long as the
+    model's context allows, at most the paper's, their last fifth the overlong buffer. For another
+    slice override what the planner prints. ValueError: no such model, or reading."""
     size, _, reading = argument.partition(",")
     if size not in PLACES:
         raise ValueError(f"no size {size!r} of Qwen; there are {', '.join(PLACES)}")
@@ -200,8 +197,7 @@ def dapo_math(argument: str) -> Config:
 
 
 def place(c: Config, where: Slice) -> Config:
-    """`c` with the mesh of `where`, where -1 takes other slices, a row per device and pass, slots
-    and cache."""
+    """`c` on the mesh of `where` (-1 takes other slices), a row a device and pass, slots, cache."""
     decode_tensor = where.decode_tensor or where.tensor
     lay_out(c, where.shards, where.tensor, decode_tensor)
     c.update({"mesh.fsdp" if decode_tensor == where.tensor else "mesh.data": -1})

@@ -76,8 +76,7 @@ PEERS = _read(pathlib.Path(__file__).with_name("peers.txt").read_text())  # thei
 
 
 def nearest(name: str) -> str:
-    """', did you mean a, b?' for a mistyped field name, or for another trainer's; '' when nothing
-    is close."""
+    """', did you mean a, b?' for a mistyped field or another trainer's; '' if none is close."""
     *parents, leaf = name.split(".")
     for theirs in (".".join([*parents[-1:], leaf]), leaf):
         if theirs in PEERS:

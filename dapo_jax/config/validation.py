@@ -23,10 +23,8 @@ def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
     free = [k for k, v in sizes.items() if v == -1]
     known = math.prod(v for v in sizes.values() if v != -1)
     if known < 1 or devices % known or len(free) > 1 or (known != devices and not free):
-        raise ConfigError(
-            f"config.mesh: {text} cannot be laid over {devices} devices; use sizes whose product is"
-            f" {devices}, or one -1 beside sizes whose product divides it"
-        )
+        fits = f"sizes whose product is {devices}, or one -1 beside sizes whose product divides it"
+        raise ConfigError(f"config.mesh: {text} cannot be laid over {devices} devices; use {fits}")
     return sizes | {axis: devices // known for axis in free}
 
 
@@ -140,8 +138,7 @@ def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
 
 
 def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str]:
-    """Mistakes of a model shape on a mesh of these sizes; `model` has the fields of
-    `config.model`, or of a checkpoint's shape."""
+    """Mistakes of a shape on a mesh of these sizes. model: `config.model` or a `qwen2.Shape`."""
     tensor, lora = sizes["tensor"], model.lora
     size = lambda field: (f"model.{field}", getattr(model, field))
     rows = [
@@ -161,11 +158,9 @@ def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str
     if model.head_dim % 2:
         bad.append(f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)")
     if model.num_kv_heads % tensor:
-        allowed = [str(t) for t in range(1, tensor) if model.num_kv_heads % t == 0]
-        bad.append(
-            f"config.mesh.tensor = {tensor} does not divide the {model.num_kv_heads} key/value"
-            f" heads; allowed below it: {', '.join(allowed)}"
-        )
+        allowed = ", ".join(str(t) for t in range(1, tensor) if model.num_kv_heads % t == 0)
+        heads = f"the {model.num_kv_heads} key/value heads; allowed below it: {allowed}"
+        bad.append(f"config.mesh.tensor = {tensor} does not divide {heads}")
     narrow = min(model.hidden_size, model.intermediate_size, model.num_kv_heads * model.head_dim)
     if lora and lora.rank > narrow:
         bad.append(

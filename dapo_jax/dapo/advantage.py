@@ -12,9 +12,8 @@ def group_normalize(
 
     settings.scale: 'batch' divides by one std, that of the gaps of all counted responses (ScaleRL),
     'none' by nothing (Dr. GRPO, RLOO). leave_one_out: the mean is that of the group's other
-    responses (RLOO). Responses outside `counted_NxG` are left out of mean and std and get 0; a
-    group with fewer than two counted responses is all zeros, since nothing can be compared in it.
-    float32 [N, G].
+    responses (RLOO). Responses outside `counted_NxG` enter neither mean nor std and get 0; a group
+    with fewer than two counted is all zeros: nothing can be compared. float32 [N, G].
     """
     r = np.asarray(rewards_NxG, np.float64)
     counted = np.ones(r.shape, bool) if counted_NxG is None else counted_NxG

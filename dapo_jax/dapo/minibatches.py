@@ -34,12 +34,9 @@ def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[pac
     size = rollout.groups // config.optim.minibatches  # groups; a short batch has fewer
     minibatches = []
     for part in np.split(order, range(size, len(order), size)):
+        group_Q, loss = np.repeat(part, rollout.group_size), config.loss
         weight_Q = objective.token_weights(  # the normaliser of Eq. 8
-            tokens_NxG[part].ravel(),
-            np.repeat(part, rollout.group_size),
-            config.loss.normalizer,
-            config.loss.chunk_sequences,
-            L_max,
+            tokens_NxG[part].ravel(), group_Q, loss.normalizer, loss.chunk_sequences, L_max
         )
         of_part = [groups[n] for n in part]
         extra_KxQ = [of(of_part, tokens_NxG[part]).ravel() for _, of in algorithm.terms]

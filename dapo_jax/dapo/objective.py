@@ -84,18 +84,13 @@ def ppo_clip(logp, old_logp, advantage, c: Coefficients, per_response=None) -> T
     bound = jnp.where(
         advantage < 0, -jnp.where(advantage < 0, advantage, -1.0) * c.dual_clip, jnp.inf
     )
-    return TokenLoss(
-        jnp.minimum(loss, bound),
-        ratio,
-        (clipped_loss > unclipped_loss) & (ratio < 1 - c.clip_low),
-        (clipped_loss > unclipped_loss) & (ratio > 1 + c.clip_high),
-        loss > bound,
-    )
+    low = (clipped_loss > unclipped_loss) & (ratio < 1 - c.clip_low)
+    high = (clipped_loss > unclipped_loss) & (ratio > 1 + c.clip_high)
+    return TokenLoss(jnp.minimum(loss, bound), ratio, low, high, loss > bound)
 
 
 def importance_weight(old_logp, sampled_logp, c: Coefficients, per_response=None) -> jax.Array:
-    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities differ from the
-    trainer's."""
+    """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities are not the trainer's."""
     gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
     return jnp.minimum(jnp.exp(gap), c.importance_cap)
 
@@ -119,18 +114,13 @@ def k3(logp, ref_logp) -> jax.Array:
 
 
 def token_weights(
-    tokens_Q: np.ndarray,
-    group_Q: np.ndarray,
-    normalizer: str,
-    chunk_sequences: int,
-    max_tokens: int = 1,
+    tokens_Q: np.ndarray, group_Q: np.ndarray, normalizer: str, chunk_sequences: int, max_tokens=1
 ) -> np.ndarray:
     """What one token of each response weighs; float64 [Q].
 
-    tokens_Q: trained tokens of each response of the mini-batch, 0 for one that is filtered out (it
-    counts in no denominator). group_Q: which group it belongs to. max_tokens: L_max, of 'constant'.
-    The weights of all trained tokens add up to 1 (0 when there are none); with 'constant' to the
-    mean length over L_max.
+    tokens_Q: trained tokens of each response, 0 where filtered out (it counts in no denominator).
+    group_Q: its group. max_tokens: L_max, of 'constant'. The weights of all trained tokens add up
+    to 1 (0 when there are none); with 'constant' to the mean length over L_max.
     """
     tokens_Q = np.asarray(tokens_Q, np.float64)
     kept_Q = tokens_Q > 0
@@ -142,17 +132,11 @@ def token_weights(
     elif normalizer == "constant":
         share_Q = np.full(tokens_Q.shape, 1 / (responses * max_tokens))
     else:
-        if normalizer == "group_tokens":
-            part_Q = np.asarray(group_Q)
-        else:  # chunk_tokens: consecutive kept responses
-            part_Q = (np.cumsum(kept_Q) - 1) // chunk_sequences
+        by_group = normalizer == "group_tokens"  # else by chunks of consecutive kept responses
+        part_Q = group_Q if by_group else (np.cumsum(kept_Q) - 1) // chunk_sequences
         _, part_Q = np.unique(part_Q, return_inverse=True)
-        part_tokens = np.bincount(part_Q, tokens_Q)
-        part_responses = np.bincount(part_Q, kept_Q)
+        part_tokens, part_responses = np.bincount(part_Q, tokens_Q), np.bincount(part_Q, kept_Q)
         live = part_responses > 0
-        if normalizer == "group_tokens":
-            part_share = live / max(live.sum(), 1)
-        else:
-            part_share = part_responses / responses
+        part_share = live / max(live.sum(), 1) if by_group else part_responses / responses
         share_Q = (part_share / np.maximum(part_tokens, 1))[part_Q]
     return np.where(kept_Q, share_Q, 0.0)

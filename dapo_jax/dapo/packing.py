@@ -1,9 +1,8 @@
 """Sequences of any length -> rows of one length, several sequences a row.
 
-Every array has the same shape at every step, however long the responses are, so nothing compiles
-again; a row's sequences are told apart by segment numbers, and only the micro-batches that hold
-something are run. A sequence of n tokens takes n - 1 cells: cell t reads token t and is asked for
-token t + 1.
+Every array has the same shape at every step, whatever the lengths, so nothing compiles again; a
+row's sequences are told apart by segment numbers, and only micro-batches that hold something run. A
+sequence of n tokens takes n - 1 cells: cell t reads token t and is asked for token t + 1.
 
 Dims: A micro-batches, R rows of a micro-batch, T cells of a row, Q sequences.
 """

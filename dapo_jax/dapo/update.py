@@ -109,8 +109,7 @@ def dapo_loss(
 
 
 def per_response(rows: PackedBatch, shared_prompts: bool = False) -> objective.PerResponse:
-    """Reductions over the response of each cell of a micro-batch. A sequence lies whole in one row,
-    so every device sums its own rows."""
+    """Reductions over each cell's response, which lies in one row: a device sums its own rows."""
     add = lambda x_T, at_T: jnp.zeros(x_T.size + 1).at[at_T].add(x_T)[at_T]
     cells = ("batch", None)
     split = parallel.per_shard(jax.vmap(add), (cells, cells), cells)
@@ -141,10 +140,8 @@ class Trainer(Learner):
         merged = jax.jit(functools.partial(qwen2.merge, shape), out_shardings=base)
         self.merged = (lambda params: params) if base is self.param_shardings else merged
         # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
-        options = parallel.compiler_options(setup.mesh)
-        self.log_probs = jax.jit(
-            self._log_probs, out_shardings=self.row_sharding, compiler_options=options
-        )
+        how = dict(compiler_options=parallel.compiler_options(setup.mesh))
+        self.log_probs = jax.jit(self._log_probs, out_shardings=self.row_sharding, **how)
         # (params, opt_state, rows, micro_batches, lr) -> (params, opt_state, metrics)
         self.supervise = self._jit_step(self._supervise)
 

@@ -41,10 +41,8 @@ def transform(source: str, out: Path) -> Iterator[str]:
     if not lines:
         raise ValueError(f"{source}: no answer is an integer or becomes one")
     files.write(out, "".join(lines))
-    yield (
-        f"{out}: {len(lines)} problems, of {changed} the answer was transformed;"
-        f" {len(left)} left out, {len(report.refused)} rows refused"
-    )
+    left_out = f"{len(left)} left out, {len(report.refused)} rows refused"
+    yield f"{out}: {len(lines)} problems, of {changed} the answer was transformed; {left_out}"
     yield from (f"    problem {p.id}: {p.answer[:80]}" for p in left[:5])
 
 

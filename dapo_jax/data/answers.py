@@ -22,8 +22,7 @@ TAIL = 2000  # characters at the end of a response that math-verify reads
 
 def verify(response: str, answer: str, mode: str, prompt: str = "", source: str = "") -> Verdict:
     """Judge `response` by any of MODES. prompt, source: those of the problem, used only by `auto`.
-    ValueError: an unknown mode; in mode `math`, a missing library or a reference answer that the
-    library cannot read."""
+    ValueError: an unknown mode; in mode `math`, no library, or an `answer` that it cannot read."""
     if mode == "auto":
         mode = chosen(answer, prompt, source)
     if mode == "boxed":
@@ -78,8 +77,7 @@ def _math(response: str, answer: str) -> Verdict:
     require_math()
     import math_verify
 
-    # The library warns if its own time limits are off. They are process alarms; our workers are
-    # limited from outside instead.
+    # It warns that its own time limits, process alarms, are off: workers are limited from outside.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     read = lambda text: math_verify.parse(text, parsing_timeout=None, raise_on_error=True)
     if not (gold := read(f"\\boxed{{{answer}}}")):

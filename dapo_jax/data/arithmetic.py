@@ -6,8 +6,7 @@
 A problem with k operations is a walk of k legal moves (add or subtract 1..`MAX_OPERAND`, stay
 within 0..`MAX_VALUE`) under consecutive letters. The letters cost one token each and buy
 learnability: to compute `h` the model looks up `h` in the prompt and the pair it has just written.
-Every whitespace-separated word is one token; a flawless response has 2k + 5 tokens, including
-end-of-sequence.
+Every word is one token; a flawless response has 2k + 5 tokens, including end-of-sequence.
 
 A hash of the walk, without its letters, assigns every possible problem to one of three splits.
 Train, held-out and harder problems are therefore disjoint for any seeds and levels, a held-out
@@ -54,9 +53,8 @@ class Trace(NamedTuple):
 class Style(NamedTuple):
     """Probabilities that describe how warm-up traces are written; all 0 = flawless working.
 
-    The first four are per trace and exclude one another; the remaining traces are plain working.
-    The first token tells `careful` and `direct` traces apart, so their share among samples can be
-    counted without a judge."""
+    The first four are per trace and exclude one another; others are plain working. The first token
+    tells `careful` and `direct` apart, so that they can be counted without a judge."""
 
     careful: float = 0.0  # opens with `Wait`, repeats every result once as a check, never slips
     direct: float = 0.0  # the right answer without working: a tiny model learns it only roughly
@@ -166,8 +164,7 @@ def _problem(start: int, walk: Sequence[int]) -> Problem:
 def traces(
     n: int, levels: Sequence[int] = WARMUP_LEVELS, seed=0, style: Style = SKILL, cap: int = 32
 ) -> Iterator[Trace]:
-    """n imperfect solutions to problems of the train split, evenly spread over the levels. The
-    iterator writes each one when it is reached.
+    """n imperfect solutions to train problems, evenly spread over the levels, made when reached.
 
     Problems may repeat: the smallest levels have fewer than a warm-up needs. A response of more
     than `cap` tokens, including end-of-sequence, is cut at `cap` and does not end."""

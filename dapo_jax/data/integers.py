@@ -29,8 +29,7 @@ _FORMS = (
 
 
 def asked(problem: str, answer: str) -> tuple[str, str] | None:
-    """(the problem with an integer answer, that answer); None if the answer has none of the forms.
-    Integers come back unchanged."""
+    """(the problem with an integer answer, that answer); None for other forms. Integers stay."""
     text = re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"[\s$]|\\[!,;]|\\left|\\right", "", answer))
     if re.fullmatch(r"-?[0-9]+", text):
         return problem, text

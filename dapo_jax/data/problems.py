@@ -232,8 +232,7 @@ def _at(row: dict, name: str) -> Any:
 
 
 def conversation(value: object, field: str, how: Reading) -> prompts.Messages:
-    """The messages of a prompt value, with the template and the system message of `how` applied.
-    BadRow: the value is no prompt."""
+    """A prompt value's messages, in the template and system message of `how`. BadRow: no prompt."""
     try:
         if isinstance(value, str):
             messages, text = prompts.in_template(value, how.template), value

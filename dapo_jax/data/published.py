@@ -1,8 +1,7 @@
 """Published problem sets by name: where their files are, and how the papers evaluate on them.
 
-Each file comes from one commit of a public repository and is refused unless its SHA-256 is the one
-below. Scores compare only under the same settings, so a named set brings the settings of its paper;
-flags of `evaluate` override them.
+Each file is of one commit of a public repository; under another SHA-256 it is refused. Scores
+compare only under the same settings: a set brings its paper's, which flags override.
 """
 
 import hashlib

@@ -83,17 +83,13 @@ def _from_hub(name: str, repo: str, revision: str | None, pattern: str | None) -
     files = sorted(f for f in every if f.endswith(SUFFIXES))
     chosen = [f for f in files if fnmatch.fnmatchcase(f, pattern)] if pattern else files
     if not chosen or (len(chosen) > 1 and not pattern):
-        raise ValueError(
-            f"{name}: say which file, as {repo}:FILE or {repo}:PATTERN; the data set has"
-            f" {', '.join(files)[:500] or 'none that can be read'}"
-        )
+        has = f"the data set has {', '.join(files)[:500] or 'none that can be read'}"
+        raise ValueError(f"{name}: say which file, as {repo}:FILE or {repo}:PATTERN; {has}")
     with gate.reading(name):
         return [Path(huggingface_hub.hf_hub_download(filename=f, **about)) for f in chosen]
 
 
-def read(
-    path: Path, wanted: Callable[[list[str]], list[str]], needs: str
-) -> Iterator[tuple[int, Row]]:
+def read(path: Path, wanted: Callable, needs: str) -> Iterator[tuple[int, Row]]:
     """Yields (row number from 1, row); in JSON lines and CSV the number is that of the line.
 
     wanted: maps the column names of a parquet file to those to read; none: the file is refused,
@@ -119,9 +115,8 @@ def read(
         raise
     except Exception as e:  # pyarrow, gzip and the system each raise errors of their own
         after = f" after row {number}" if number else ""
-        raise ValueError(
-            f"{path}: cannot be read{after}, is it damaged or cut short? {gate.describe(e)}"
-        ) from e
+        why = f"is it damaged or cut short? {gate.describe(e)}"
+        raise ValueError(f"{path}: cannot be read{after}, {why}") from e
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -130,8 +125,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def parse(data: bytes) -> Any:
-    """The JSON value in UTF-8 text. ValueError, RecursionError: there is none, or an object has two
-    fields of one name."""
+    """The JSON value of UTF-8 text. ValueError, RecursionError: none, or two fields of one name."""
     return json.loads(data.decode("utf-8-sig"), object_pairs_hook=_object)
 
 

@@ -75,10 +75,8 @@ class Tokenizer:
         """The prompt text of a conversation, up to where the assistant begins to write. ValueError:
         no chat template, or the template fails or is refused."""
         if not self.template:
-            raise ValueError(
-                "this tokenizer has no chat template: name a Jinja file (chat_template), or put "
-                "chat_template.jinja next to the vocabulary"
-            )
+            remedy = "name a Jinja file (chat_template), or put chat_template.jinja beside it"
+            raise ValueError(f"this tokenizer has no chat template: {remedy}")
         messages = [{"role": role, "content": content} for role, content in messages]
         usual = dict(add_generation_prompt=True, tools=None, documents=None)
         try:
@@ -135,10 +133,8 @@ def _load(file: Path, chat_template: str | Path) -> Tokenizer:
         wanted.append((eos, ids.get(eos)))
     for name, id in wanted:
         if id is None:
-            raise ValueError(
-                f"{file}: the stop token {name!r} of the neighbouring config files is not "
-                "in this vocabulary; the files belong to different tokenizers"
-            )
+            other = f"the stop token {name!r} of the neighbouring config files is not in it"
+            raise ValueError(f"{file}: {other}; the files belong to different tokenizers")
         stops.add(id)
     if not stops:
         where = file.parent / "tokenizer_config.json"
@@ -251,14 +247,9 @@ def _hugging_face(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
         with gate.reading(file, what=f"cannot decode the tokens {ids[:9]}"), gate.hushed():
             return model.decode(ids, skip_special_tokens=skip)
 
-    fields = dict(
-        vocab_size=max(ids.values(), default=-1) + 1,
-        _encode=encode,
-        _decode=decode,
-        _token=model.id_to_token,
-        unknown_id=ids.get(getattr(model.model, "unk_token", None)),
-    )
-    return fields, ids, {}
+    size, unknown = max(ids.values(), default=-1) + 1, getattr(model.model, "unk_token", None)
+    fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_token)
+    return fields | {"unknown_id": ids.get(unknown)}, ids, {}
 
 
 def _sentencepiece(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
@@ -287,9 +278,8 @@ def _sentencepiece(file: Path) -> tuple[dict, dict[str, int], dict[str, str]]:
         return "".join(spelled(run) if mark else model.decode(list(run)) for mark, run in runs)
 
     fields = dict(vocab_size=size, _encode=encode, _decode=decode, _token=model.id_to_piece)
-    fields["unknown_id"] = model.unk_id()
-    eos = model.eos_id()
-    return fields, ids, {"eos_token": model.id_to_piece(eos)} if eos >= 0 else {}
+    own = {"eos_token": model.id_to_piece(model.eos_id())} if model.eos_id() >= 0 else {}
+    return fields | {"unknown_id": model.unk_id()}, ids, own
 
 
 def _vocabulary_file(path: Path) -> Path:

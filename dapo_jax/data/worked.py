@@ -57,10 +57,9 @@ def read(
             pairs.append((prompt[-data.max_prompt_tokens :], response))
     if not pairs:
         why = f"; the first: {refused[0]}" if refused else ""
-        raise ValueError(
-            f"{files}: no usable row for the warm-up: of {count} are {len(refused)} refused, and"
-            f" {long} prompts longer than data.max_prompt_tokens = {data.max_prompt_tokens}{why}"
-        )
+        over = f"{long} prompts longer than data.max_prompt_tokens = {data.max_prompt_tokens}{why}"
+        bad = f"of {count} are {len(refused)} refused, and {over}"
+        raise ValueError(f"{files}: no usable row for the warm-up: {bad}")
     left_out = {
         "without a response that fits skipped": len(refused),
         f"prompts over {data.max_prompt_tokens} tokens ({data.on_long})": long,

@@ -10,7 +10,7 @@ import jax
 
 from dapo_jax import build
 from dapo_jax.config import schema, validation
-from dapo_jax.data import answers, published
+from dapo_jax.data import answers, published, tokenizer
 from dapo_jax.model import hf_format
 from dapo_jax.reward import grading
 
@@ -32,9 +32,8 @@ def ask(
     fixed: frozenset[str],
     folder: pathlib.Path,
 ) -> Iterator[Asked]:
-    """The sets that `config.eval.files` names. fixed: config fields that override the settings of
-    named sets. Named sets are fetched into `folder` unless they are there. ValueError: a set cannot
-    be fetched.
+    """The sets that `config.eval.files` names. fixed: fields that override the settings of named
+    sets. Named sets are fetched into `folder` unless they are there. ValueError: one cannot be.
 
     A named set has its own sampler, sized by its prompts and its longest response, so that its
     score cannot depend on the other sets."""
@@ -49,18 +48,15 @@ def ask(
         there = pathlib.Path(path).exists()
         known = None if there else published.evaluated(path)
         if not known and not there and re.fullmatch(r"[\w-]+", path):
-            raise ValueError(
-                f"{path:.80}: no such file, and no set of that name ({published.KNOWN})"
-            )
+            none = f"{path:.80}: no such file, and no set of that name"
+            raise ValueError(f"{none} ({published.KNOWN})")
         (named if known else own)[name] = known or path
     # Without the user's training set, which may have millions of rows.
     read = lambda c: build.load_text(c, workdir, model_dir, score, train=False)
     most = lambda text: max(len(data.ids) for data in text.evals.values())
 
-    def machine_of(c, text: build.Text) -> build.Machine:
-        return build.build_machine(
-            c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, model_dir, others=False
-        )
+    def machine_of(c, tok: tokenizer.Tokenizer) -> build.Machine:
+        return build.build_machine(c, tok.vocab_size, tok.stop_ids, model_dir, others=False)
 
     if own or not named:
         config = copy.deepcopy(config)
@@ -68,39 +64,35 @@ def ask(
             config.eval.files = ",".join(f"{name}={path}" for name, path in own.items())
         text = read(config)
         fill(config, most(text))
-        yield Asked(config, text, machine_of(config, text))
+        yield Asked(config, text, machine_of(config, text.tokenizer))
     machines = {}
     for name, (pinned, protocol) in named.items():
         try:
             path, there = published.fetch(pinned, folder)
         except ValueError as error:
-            raise ValueError(
-                f"{name}: {error}; on a machine with a network: python -m dapo_jax.data prepare"
-                f" {pinned.file.partition('.')[0]} --out={folder}"
-            ) from error
+            known = pinned.file.partition(".")[0]
+            fetch = f"python -m dapo_jax.data prepare {known} --out={folder}"
+            raise ValueError(f"{name}: {error}; on a machine with a network: {fetch}") from error
         c = by_protocol(config, protocol, fixed)
         c.eval.files = f"{name}={path}"
         if c.reward.verifier == "math" and not (score or c.reward.function):
             try:
                 answers.require_math()
             except ValueError as error:
-                raise ValueError(
-                    f"{name}: {error}; without it --config.reward.verifier=auto judges by what each"
-                    " prompt asks for"
-                ) from error
+                auto = "--config.reward.verifier=auto judges by what each prompt asks for"
+                raise ValueError(f"{name}: {error}; without it {auto}") from error
         text = read(c)
         (note,) = text.notes
         note += fit(name, c, text, model_dir, fixed)
         fill(c, most(text))
         sizes = (c.data.max_prompt_tokens, c.eval.max_response_tokens, c.rollout.slots)
-        machines[sizes] = machines.get(sizes) or machine_of(c, text)
+        machines[sizes] = machines.get(sizes) or machine_of(c, text.tokenizer)
         notes = [f"{name}: fetched into {path}"] * (not there) + [note]
         yield Asked(c, text._replace(notes=notes), machines[sizes], protocol.source)
 
 
 def by_protocol(config, protocol: published.Protocol, fixed: frozenset[str]):
-    """A copy of the config with the settings of a paper, except for the fields in `fixed`, and with
-    no limit on the length of prompts."""
+    """A copy with a paper's settings, but for fields in `fixed`, and prompts of any length."""
     sampling = ("k", "temperature", "top_p", "max_response_tokens")
     wanted = {f"eval.{name}": getattr(protocol, name) for name in sampling}
     wanted |= {"eval.max_problems": 0, "eval.stop_strings": "", "data.template": protocol.template}
@@ -136,9 +128,8 @@ def fit(name: str, c, text: build.Text, model_dir: pathlib.Path | None, fixed) -
     if context := about.get("max_position_embeddings"):
         limit = min(limit, context - longest)
         if limit < 1:
-            raise ValueError(
-                f"{name}: its longest prompt has {longest} tokens and the model's context {context}"
-                " (config.json); say how long a response may be: --max_response_tokens=N"
-            )
+            sizes = f"its longest prompt has {longest} tokens and the model's context {context}"
+            remedy = "say how long a response may be: --max_response_tokens=N"
+            raise ValueError(f"{name}: {sizes} (config.json); {remedy}")
     c.eval.max_response_tokens = c.rollout.max_response_tokens = limit
     return f", responses cut at {limit} tokens by the model's context" if limit < asked else ""

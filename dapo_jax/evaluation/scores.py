@@ -30,9 +30,8 @@ class Scores(NamedTuple):
         return self.value_PxK.dtype == bool
 
     def headline(self) -> dict[str, float]:
-        """avg@k, the mean accuracy: pass@1 with less variance (the paper's avg@32), or the mean
-        score. maj@k, the share of problems whose most frequent answer is right, and pass@k only
-        if there is right and wrong."""
+        """avg@k: mean accuracy, which is pass@1 with less variance, or mean score; if `judged` also
+        maj@k, the share of problems whose most frequent answer is right, and pass@k."""
         found = {"avg@k": float(self.value_PxK.mean())}
         if self.judged:
             found["maj@k"] = float(np.mean(self.majority_P()))
@@ -54,8 +53,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def majority(correct_K: Sequence[bool], answers_K: Sequence[str | None]) -> float:
-    """1 if the most frequent extracted answer is right; a tie counts by its right share. Samples
-    without an answer have no vote."""
+    """1 if the most frequent answer is right; a tie counts by its right share. None is no vote."""
     winners = most_frequent(answers_K)
     right = {a for a, ok in zip(answers_K, correct_K, strict=True) if ok}
     return sum(a in right for a in winners) / len(winners) if winners else 0.0
@@ -92,6 +90,7 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
             "pass@": {str(k): float(np.mean(s.pass_P(k))) for k in range(1, K + 1)},
             "pass@k_interval95": interval(s.pass_P(K), seed),
         }
+    problems = zip(ids, s.value_PxK, s.answers, s.golds, s.lengths_PxK, strict=True)
     return out | {
         "truncated_frac": float(s.truncated_PxK.mean()),
         "unparsed_frac": float(np.mean([[a is None for a in row] for row in s.answers])),
@@ -104,9 +103,7 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
                 "gold": gold,
                 "length_mean": float(lengths.mean()),
             }
-            for name, value, answers, gold, lengths in zip(
-                ids, s.value_PxK, s.answers, s.golds, s.lengths_PxK, strict=True
-            )
+            for name, value, answers, gold, lengths in problems
         ],
     }
 
@@ -114,10 +111,8 @@ def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
 def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
     """What a `summary` has beside its row of the `table`, and with `rows` a line per problem."""
     k = r["k"]
-    yield (
-        f"{name}: {r['problems']} problems x {k} samples, no answer found in"
-        f" {r['unparsed_frac']:.1%}; samples: {r['samples']}"
-    )
+    unread = f"no answer found in {r['unparsed_frac']:.1%}"
+    yield f"{name}: {r['problems']} problems x {k} samples, {unread}; samples: {r['samples']}"
     if "pass@" in r:
         shown = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= k]
         yield "  pass@n  " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
@@ -132,8 +127,7 @@ def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
 
 
 def table(sets: Mapping[str, dict]) -> Iterator[str]:
-    """The lines of a table with a row per set. sets: name -> `summary`, with the `settings` of its
-    samples. Lengths in TOKENS."""
+    """A table, a row per set. sets: name -> `summary` with `settings`. Lengths in TOKENS."""
     wide = max(map(len, ("set", *sets)))
     yield (
         f"{'set':{wide}s} {'problems':>8s} {'k':>4s} {'T':>4s} {'top-p':>5s} {'avg@k':>6s}"
@@ -209,9 +203,7 @@ def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
     for path in sorted(folder.glob("batch_*.jsonl")):
         for number, row in files.json_lines(path):
             if row is None or "problem" not in row:
-                raise ValueError(
-                    f"{path}: line {number} is damaged; remove the file: the same command then"
-                    " samples its problems again"
-                )
+                remedy = "remove the file: the same command then samples its problems again"
+                raise ValueError(f"{path}: line {number} is damaged; {remedy}")
             by_problem[row["problem"]].append(row)
     return dict(by_problem)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 AGAIN = "The same command, on all hosts, goes on from the last checkpoint"
+GONE = f"it crashed, was preempted or lost its network; see its log. {AGAIN}"
 
 
 def report(lines: list[str], address: str, me: int, total: int) -> str:
@@ -27,17 +28,14 @@ def report(lines: list[str], address: str, me: int, total: int) -> str:
             socket.create_connection((host.strip("[]"), int(port)), timeout=3).close()
     except OSError:
         who = f" ({lines[-1]})" if lines else ""
-        return (
-            f"error: process 0 of {total}{who}, the coordinator {address}, does not answer: it"
-            f" crashed, was preempted or lost its network; see its log. {AGAIN}"
-        )
+        main = f"process 0 of {total}{who}, the coordinator {address},"
+        return f"error: {main} does not answer: {GONE}"
     return f"error: process {me} of {total} broke off; see above and the system's log. {AGAIN}"
 
 
 def listen(pipe: int, limit_s: float, silent: Callable[[], None]) -> list[str]:
-    """The last line before the pipe closed, if there was one. silent: called when no line has come
-    for limit_s after the first. Time is counted in tenths of limit_s: a machine that was frozen has
-    slept through one of them only."""
+    """The last line before the pipe closed, if any. silent: called when no line has come for
+    limit_s after the first. Time is counted in tenths of it: a frozen machine misses one."""
     text, quiet = "", 0
     while True:
         if not select.select([pipe], [], [], limit_s / 10)[0]:

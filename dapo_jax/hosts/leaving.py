@@ -26,8 +26,7 @@ FLUSH_S = 0.2  # seconds of GRACE_S reserved to flush each output stream
 
 
 class Leave(BaseException):
-    """Ends the run here, on every process. Not an Exception, which a handler for the errors of a
-    save would catch."""
+    """Ends the run, on every process. No Exception: a handler of failed saves would catch it."""
 
 
 class Asked(list[int]):

@@ -45,9 +45,7 @@ NUM_PROCESSES = flags.DEFINE_integer(
     "num_processes", 0, "Processes of the run; 1: this alone. By itself: how many JAX has to find."
 )
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0.")
-START_TIMEOUT = flags.DEFINE_integer(
-    "start_timeout", 50, "Seconds in which all processes must have met.", lower_bound=1
-)
+START_TIMEOUT = flags.DEFINE_integer("start_timeout", 50, "Seconds in which all must have met.", 1)
 HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
     "heartbeat_timeout",
     100,
@@ -88,8 +86,7 @@ def joined():
 
 
 def leave(message: str, status: int) -> NoReturn:
-    """Tell the others and end this process now, from any of its threads. There is no clean-up,
-    which would wait for the others."""
+    """Tell the others and end this process now, from any thread; a clean-up would wait for them."""
     _print(message)
     if _watch:
         _watch.leave(message, status)
@@ -118,8 +115,7 @@ def start() -> bool:
             count or None,  # that alone: as many as JAX has to find
             index if given else None,
             initialization_timeout=START_TIMEOUT.value + 60,
-            # JAX aborts after half to all of this time; `Watch` ends a process that hangs before
-            # that, after 2.2 times the timeout.
+            # JAX aborts after half to all of this; `Watch` ends one that hangs at 2.2 timeouts.
             heartbeat_timeout_seconds=6 * HEARTBEAT_TIMEOUT.value,
             coordinator_bind_address=bind,
             # Flags describe one process a host, which has all of the host's devices.
@@ -150,10 +146,9 @@ def _given(address: str, count: int, index: int) -> bool:
     if not address and index < 0:
         return False
     if not (address and 0 <= index < count):
-        raise ValueError(
-            f"--coordinator={address} --num_processes={count} --process_id={index}: give all three"
-            " (a process_id from 0 to num_processes - 1) or none"
-        )
+        said = f"--coordinator={address} --num_processes={count} --process_id={index}"
+        how = "give all three (a process_id from 0 to num_processes - 1) or none"
+        raise ValueError(f"{said}: {how}")
     match = re.fullmatch(r".+:(\d{1,5})", address)
     if not (match and 0 < int(match[1]) < 1 << 16):
         raise ValueError(f"--coordinator={address}: wants host:port, as 10.0.0.1:8476")
@@ -188,9 +183,8 @@ def _claim(address: str, index: int) -> None:
     except OSError:  # no place to write: go on without the check
         return
     if owner:
-        raise ValueError(
-            f"--process_id={index}: this machine has that process of {address} already ({owner})"
-        )
+        there = f"this machine has that process of {address} already ({owner})"
+        raise ValueError(f"--process_id={index}: {there}")
     atexit.register(path.unlink, missing_ok=True)
 
 
@@ -215,10 +209,9 @@ def agree(values: dict[str, Any]) -> None:
         for name in mine | theirs:
             a, b = mine.get(name, "nothing"), theirs.get(name, "nothing")
             if a != b:
-                raise ValueError(
-                    f"{name} is {b!r} in process {number} and {a!r} in process 0; start every"
-                    " process with the same command, environment, code and packages"
-                )
+                differs = f"{name} is {b!r} in process {number} and {a!r} in process 0"
+                same = "start every process with the same command, environment, code and packages"
+                raise ValueError(f"{differs}; {same}")
 
 
 def identity(config, where: str) -> dict[str, Any]:
@@ -298,10 +291,8 @@ class Watch:
             return
         # One period more: the last beat came up to that long before the silence began.
         if silent_s > 1.05 * self._timeout and not self.gone.is_set():
-            _print(
-                f"process {number} of {self._total} ({who}) has been silent for {silent_s:.0f} s:"
-                f" it crashed, was preempted or lost its network; see its log. {exit_report.AGAIN}"
-            )
+            silent = f"has been silent for {silent_s:.0f} s"
+            _print(f"process {number} of {self._total} ({who}) {silent}: {exit_report.GONE}")
             self.gone.set()
         if silent_s > 2 * self._timeout:
             leave("", self.status)

@@ -143,11 +143,9 @@ def count(home: workdir.Workdir, checkpoints: str) -> None:
         return starts
 
     if parallel.of_main_process(counted) > MOST_STARTS:
-        raise ValueError(
-            f"--workdir={home.name}: {MOST_STARTS} starts in a row have left no checkpoint and no"
-            " finished response: what ends them does not pass by itself; see what they printed, and"
-            f" remove {home.top / note.name} to have it tried again"
-        )
+        why = f"{MOST_STARTS} starts in a row have left no checkpoint and no finished response"
+        remedy = f"see what they printed, and remove {home.top / note.name} to have it tried again"
+        raise ValueError(f"--workdir={home.name}: {why}; {remedy}")
 
 
 def seconds() -> float:

@@ -20,9 +20,8 @@ _GIL_S = 60.0  # so much later faulthandler ends the process if Python could not
 
 
 class Watchdog:
-    """A context. `phase(name)` reports that a phase begins; `guard` has the limits
-    (config.guard.hang_*). The process ends with os.EX_TEMPFAIL (75), after which the launchers run
-    the same command again."""
+    """A context. `phase(name)` says that a phase begins; `guard` has the limits
+    (config.guard.hang_*). The process ends with os.EX_TEMPFAIL (75), and launchers run it again."""
 
     def __init__(self, guard):
         self._guard, self._file = guard, sys.__stderr__

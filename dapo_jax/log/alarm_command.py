@@ -48,12 +48,11 @@ class AlarmCommand:
         self._running.start()
 
     def _run(self, message: str) -> None:
-        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        how = dict(stdin=subprocess.PIPE, text=True, start_new_session=True)
         try:
             # In its own session: Ctrl-C reaches only the training, and children are killed too.
-            with subprocess.Popen(
-                self._words, stdin=subprocess.PIPE, start_new_session=True, **quiet
-            ) as process:
+            with subprocess.Popen(self._words, **how, **quiet) as process:
                 try:
                     process.communicate(message, timeout=LIMIT_S)
                 except subprocess.TimeoutExpired:

@@ -54,8 +54,7 @@ class History(NamedTuple):
 
 
 def remember(history: History, log: dict) -> History:
-    """The history after one more rollout step. NaN and infinity are left out, as in
-    metrics.jsonl."""
+    """The history after one more step. NaN and infinity are left out, as in metrics.jsonl."""
     seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
     seen = {t: v for t, v in seen.items() if math.isfinite(v)}
     first, last, evaluated = history
@@ -129,12 +128,10 @@ def hint(config, log: dict) -> str:
         return ""
     mode = config.reward.verifier
     other = "dapo" if mode == "integer" else "integer"
-    return (
-        f"verifier {mode!r} calls {gain:.0%} of the responses wrong in which {other!r} finds the"
-        f" right answer; look into rollouts/ for how the model writes it, and try"
-        f" reward.verifier={other!r}, 'boxed' or 'auto', or a data.template that asks for another"
-        " form"
-    )
+    wrong = f"calls {gain:.0%} of the responses wrong in which {other!r} finds the right answer"
+    look = "look into rollouts/ for how the model writes it"
+    ways = f"reward.verifier={other!r}, 'boxed' or 'auto', or a data.template that asks otherwise"
+    return f"verifier {mode!r} {wrong}; {look}, and try {ways}"
 
 
 def _gap_max(config) -> float:
@@ -161,21 +158,15 @@ def _drifts(guard, history: History) -> list[str]:
     start, entropy = _mean(history.first, "policy/entropy"), _mean(now, "policy/entropy")
     standing = f"accuracy stands at {accuracy:.2f}"
     if accuracy < _LEARNED and entropy < guard.entropy_fall * start:
-        out.append(
-            f"entropy fell from {start:.3g} to {entropy:.3g} and {standing} (collapse);"
-            f" try: {_TRY['entropy low']}"
-        )
+        fell = f"entropy fell from {start:.3g} to {entropy:.3g} and {standing} (collapse)"
+        out.append(f"{fell}; try: {_TRY['entropy low']}")
     if guard.entropy_rise and entropy > guard.entropy_rise * start:
-        out.append(
-            f"entropy grew from {start:.3g} to {entropy:.3g} and {standing} (explosion);"
-            f" try: {_TRY['entropy high']}"
-        )
+        grew = f"entropy grew from {start:.3g} to {entropy:.3g} and {standing} (explosion)"
+        out.append(f"{grew}; try: {_TRY['entropy high']}")
     was, length = before["response/length_mean"], _mean(now, "response/length_mean")
     if guard.length_rise and length > guard.length_rise * was:
-        out.append(
-            f"mean response length grew from {was:.3g} to {length:.3g} tokens in {_WINDOW} steps"
-            f" and {standing} (run-away); try: {_TRY['length high']}"
-        )
+        grew = f"grew from {was:.3g} to {length:.3g} tokens in {_WINDOW} steps and {standing}"
+        out.append(f"mean response length {grew} (run-away); try: {_TRY['length high']}")
     return out
 
 
@@ -190,11 +181,9 @@ def _partings(guard, log: dict, history: History) -> list[str]:
         if len(scores) > 2 and lately <= best[tag] - guard.eval_fall:
             was, now = best["reward/accuracy"], scores[-1]["reward/accuracy"]
             if now > was:
-                out.append(
-                    f"{tag} fell from {best[tag]:.3g} to {scores[-1][tag]:.3g} while training"
-                    f" accuracy rose from {was:.3g} to {now:.3g} (they part);"
-                    f" try: {_TRY['parted']}"
-                )
+                fell = f"{tag} fell from {best[tag]:.3g} to {scores[-1][tag]:.3g}"
+                rose = f"training accuracy rose from {was:.3g} to {now:.3g}"
+                out.append(f"{fell} while {rose} (they part); try: {_TRY['parted']}")
     return out
 
 
@@ -204,12 +193,7 @@ def _mean(steps: list[dict[str, float]], tag: str) -> float:
 
 
 def count_alarms(
-    config,
-    state: State,
-    log: dict,
-    history: History,
-    say: Callable,
-    tell: Callable = lambda *_: None,
+    config, state: State, log: dict, history: History, say: Callable, tell=lambda *_: None
 ) -> tuple[State, list[str]]:
     """Print the alarms of this step, and count steps with alarms in a row. tell: called with (step,
     steps in a row, alarms) when alarms are printed."""
@@ -236,29 +220,22 @@ def shortage(config, log: dict[str, float]) -> str:
     have, others = "scores that differ", ""
     if "reward/score" not in log:
         have = "right and wrong responses"
-        others = (
-            f" ({log.get('sampling/all_wrong_frac', 0):.0%} of the problems all wrong,"
-            f" {log.get('sampling/all_correct_frac', 0):.0%} all right)"
-        )
+        wrong, right = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("wrong", "correct"))
+        others = f" ({wrong:.0%} of the problems all wrong, {right:.0%} all right)"
     have += choose.wants(config)
     if why := choose.ran_out(config, log):
         others += f", {why}"
-    return (
-        f"{found} of {config.rollout.groups} groups have {have} after"
-        f" {log['sampling/rounds']} rounds{others}; {consequence}"
-    )
+    rounds = f"{log['sampling/rounds']} rounds{others}"
+    return f"{found} of {config.rollout.groups} groups have {have} after {rounds}; {consequence}"
 
 
 def misses(log: dict[str, float]) -> str:
-    """Warning that the reward failed on a step's responses; '' where that is rare. ValueError: it
-    failed on nearly all of them."""
+    """Warning that the reward failed on responses; '' if on few. ValueError: on nearly all."""
     share = log.get("reward/missed_frac", 0.0)
     if share > _NEARLY_ALL:
-        raise ValueError(
-            f"reward: failed on {share:.0%} of the responses of a step, from which nothing can be"
-            " learned; the first causes are printed above; mend the function, or raise"
-            " config.reward.timeout_s"
-        )
+        why = f"failed on {share:.0%} of the responses of a step, from which nothing can be learned"
+        remedy = "mend the function, or raise config.reward.timeout_s"
+        raise ValueError(f"reward: {why}; the first causes are printed above; {remedy}")
     return f"the reward failed on {share:.1%} of the responses" if share > _FEW else ""
 
 
@@ -267,12 +244,10 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
         if log.get("sampling/rounds") == 0:
             return choose.NONE_LEFT
-        return (
-            f"nothing to learn: {counters.empty_steps} steps in a row without one group whose"
-            f" responses differ in grade ({counters.samples} responses drawn in"
-            f" {counters.rounds} rounds);"
-            " give easier or harder problems, more responses per problem, or a better start"
-        )
+        empty = f"{counters.empty_steps} steps in a row without one group whose grades differ"
+        drawn = f"{counters.samples} responses drawn in {counters.rounds} rounds"
+        remedy = "give easier or harder problems, more responses per problem, or a better start"
+        return f"nothing to learn: {empty} ({drawn}); {remedy}"
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
         if choose.ran_out(config, log):
             return "dynamic sampling has drawn every problem that is not left out"
@@ -282,10 +257,8 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
         (counters.others_skipped_in_row, " of a model beside the policy", "its learning rate"),
     ):
         if in_row >= config.optim.max_skipped:
-            return (
-                f"{in_row} updates{of} in a row were not finite and have not been applied;"
-                f" lower {rate}"
-            )
+            skipped = f"{in_row} updates{of} in a row were not finite and have not been applied"
+            return f"{skipped}; lower {rate}"
     if config.guard.stop_after and counters.alarms_in_row >= config.guard.stop_after:
         return f"{counters.alarms_in_row} steps in a row with an alarm (config.guard.stop_after)"
     return ""

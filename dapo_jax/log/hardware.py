@@ -13,9 +13,8 @@ from dapo_jax.pods import slices
 
 
 def forward_flops(shape: qwen2.Shape, lengths) -> float:
-    """FLOPs of one forward pass over causal sequences of these lengths [tokens], 2 per
-    multiply-add. An embedding costs none, being looked up; the output head is a product, a value
-    head one row."""
+    """FLOPs of a forward pass over causal sequences of these lengths [tokens], 2 per multiply-add.
+    An embedding costs none; the output head is a product, a value head one row."""
     n = np.asarray(lengths, float)
     weights = qwen2.param_count(shape)
     if shape.value_head or not shape.tie_embeddings:

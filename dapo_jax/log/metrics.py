@@ -108,12 +108,11 @@ def rollout_metrics(config, got: Collected, tokens: int) -> dict[str, float | li
 
 def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray, length_NxG) -> dict:
     """Metrics of a judge that knows right and wrong."""
+    by_correct = np.bincount(right_NxG.sum(1), minlength=right_NxG.shape[1] + 1)
     log = {
         "sampling/all_correct_frac": right_NxG.all(1).mean(),
         "sampling/all_wrong_frac": (~right_NxG.any(1)).mean(),
-        "sampling/groups_by_correct": np.bincount(
-            right_NxG.sum(1), minlength=right_NxG.shape[1] + 1
-        ).tolist(),
+        "sampling/groups_by_correct": by_correct.tolist(),
         "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
     }
     if grades[0].shadow_G is not None:
@@ -149,8 +148,7 @@ OTHERS = {
 
 
 def update_metrics(logs: Sequence[dict], with_reference: bool) -> dict[str, float]:
-    """Means over the trained tokens of all updates of a step; `ratio_max` and the gap are maxima.
-    `logs`: what `update` returned, on the host."""
+    """Means over a step's trained tokens; `ratio_max` and the gap are maxima. logs: of `update`."""
     log = {"optim/skipped": sum(bool(x["skipped"]) for x in logs)}
     if not logs:
         return log
@@ -208,15 +206,13 @@ class Writer:
         if damaged:
             kept_as = self._path.with_name(self._path.name + ".damaged")
             shutil.copyfile(self._path, kept_as)
-            self._say(
-                f"warning: {self._path}: no record in lines {damaged[:5]} ({len(damaged)} in all);"
-                f" the file as it was is kept as {kept_as.name}"
-            )
+            lost = f"no record in lines {damaged[:5]} ({len(damaged)} in all)"
+            kept = f"the file as it was is kept as {kept_as.name}"
+            self._say(f"warning: {self._path}: {lost}; {kept}")
         if resume_step >= 0 and resume_step not in {r["step"] for r in records}:
-            self._say(
-                f"warning: {self._path}: has no record of step {resume_step}, from whose checkpoint"
-                " this run goes on: it was written by a run in another workdir, or lines are lost"
-            )
+            lost = f"has no record of step {resume_step}, from whose checkpoint this run goes on"
+            why = "it was written by a run in another workdir, or lines are lost"
+            self._say(f"warning: {self._path}: {lost}: {why}")
         return records
 
     def record(self, step: int, values: dict) -> None:
@@ -275,8 +271,7 @@ class Writer:
         self._size += len(new)
 
     def _plot(self, new: str, written: Sequence[pathlib.Path]) -> None:
-        """Add records and samples to TensorBoard's file; a new file begins with all records there
-        are and the newest samples."""
+        """Add to TensorBoard's file; a new one begins with all records and the newest samples."""
         if not self._c.log.tensorboard:
             return
         # tensorboardX brings torch in where that is installed.

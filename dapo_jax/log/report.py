@@ -26,9 +26,7 @@ class Progress:
     """Progress of the run and the time left: a line per step and, on a terminal, a bar below them.
     say: prints a line; file: the bar is drawn there if it is a terminal."""
 
-    def __init__(
-        self, steps: int, done: int, say: Callable[[str], None], file: TextIO | None = None
-    ):
+    def __init__(self, steps: int, done: int, say: Callable, file: TextIO | None = None):
         file = file or sys.stderr
         self._steps, self._done, self._say = steps, done, say
         self._seconds = collections.deque(maxlen=9)  # of the last steps, including evaluation
@@ -137,12 +135,11 @@ def describe(config, machine: build.Machine) -> str:
     trained = f" and {adapters:,} of adapters, which alone are trained" if adapters else ""
     for name, other in machine.others.items():
         trained += f"; {name} model: {qwen2.param_count(other.shape):,}"
-    return (
-        f"model: {qwen2.param_count(machine.shape):,} parameters{trained}; devices:"
-        f" {machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes}); batch:"
-        f" {config.rollout.groups} groups x {config.rollout.group_size},"
-        f" {config.optim.minibatches} updates per step"
-    )
+    model = f"{qwen2.param_count(machine.shape):,} parameters{trained}"
+    devices = f"{machine.mesh.size} {machine.mesh.devices.flat[0].platform} ({sizes})"
+    groups = f"{config.rollout.groups} groups x {config.rollout.group_size}"
+    batch = f"{groups}, {config.optim.minibatches} updates per step"
+    return f"model: {model}; devices: {devices}; batch: {batch}"
 
 
 def chosen(got: Collected, count: int) -> list[tuple[Group, int]]:
@@ -175,6 +172,7 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
         if grades.answers is None:
             grades = grading.grade(tokenizer, text.judge, group.responses, problem)
         verdict = {} if grades.right_G is None else {"correct": bool(grades.right_G[i])}
+        logps = np.where(response.drawn, response.logps.astype(float), 0)
         yield {
             "position": group.position,
             "problem": problem.id,
@@ -190,8 +188,6 @@ def samples(config, text: Text, stream: Sequence[int], got: Collected) -> Iterat
             "mean_entropy": float(response.entropies[response.drawn].mean()),
             "pieces": [piece(token) for token in ids],
             "entropies": np.round(response.entropies.astype(float), 4).tolist(),
-            "logps": np.round(
-                np.where(response.drawn, response.logps.astype(float), 0), 4
-            ).tolist(),
+            "logps": np.round(logps, 4).tolist(),
             **({} if response.drawn.all() else {"drawn": response.drawn.astype(int).tolist()}),
         }

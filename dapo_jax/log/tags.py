@@ -1,4 +1,4 @@
-"""Every tag of metrics.jsonl, from the tables of tags.md and those of the variants.
+"""Every tag of metrics.jsonl, from the tables of tags.md here and in variants/.
 
     python -m dapo_jax.log.tags      # all of them, as one table in Markdown
 
@@ -34,10 +34,10 @@ def _rows(text: str) -> Iterator[list[str]]:
             yield [name.strip(" `"), *(cell.strip().replace("\\|", "|") for cell in cells)]
 
 
-_TABLES = list(_rows(pathlib.Path(__file__).with_name("tags.md").read_text(encoding="utf-8")))
-WHEN = {name: cells[0] for name, *cells in _TABLES if len(cells) == 1} | choose.WHEN
+_FILES = (pathlib.Path(__file__).with_name("tags.md"), choose.TAGS)
+_TABLES = [row for file in _FILES for row in _rows(file.read_text(encoding="utf-8"))]
+WHEN = {name: cells[0] for name, *cells in _TABLES if len(cells) == 1}
 TAGS = {name: Tag(*cells) for name, *cells in _TABLES if len(cells) > 1}
-TAGS |= {name: Tag(*row) for name, row in choose.TAGS.items()}
 
 # Of policy/entropy_hist, nats. Half of all tokens are nearly certain; ln(152,064) = 11.93.
 ENTROPY_EDGES = (0, 0.001, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8, 12)
@@ -47,8 +47,7 @@ _FAMILIES = {t: re.compile(re.sub(r"<\w+>", ".+", t)) for t in TAGS if "<" in t}
 
 
 def family(tag: str) -> str:
-    """The row of TAGS that describes a tag: itself, or 'eval/<set>/avg@k' for 'eval/aime24/avg@k'.
-    KeyError: there is none."""
+    """A tag's row of TAGS: itself, or eval/<set>/avg@k for eval/aime24/avg@k. KeyError: none."""
     found = [tag] if tag in TAGS else [n for n, form in _FAMILIES.items() if form.fullmatch(tag)]
     if not found:
         raise KeyError(f"{tag}: not in dapo_jax/log/tags.md")
@@ -61,9 +60,8 @@ def describe(tag: str) -> str:
         t = TAGS[family(tag)]
     except KeyError:
         return ""
-    return (
-        f"{t.definition} [{t.unit}]: {t.formula}. Healthy: {t.healthy}. Else: {t.bad}. ({t.source})"
-    )
+    health = f"Healthy: {t.healthy}. Else: {t.bad}."
+    return f"{t.definition} [{t.unit}]: {t.formula}. {health} ({t.source})"
 
 
 def edges(tag: str, bins: int, longest: int) -> Sequence[float]:

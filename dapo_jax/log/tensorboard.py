@@ -88,10 +88,9 @@ def _card(row: dict) -> str:
     text = str(row.get("response", ""))
     if (cut := len(text) - _SHOWN) > 0:
         text = f"{text[: _SHOWN // 2]}\n[{cut:,} characters]\n{text[-_SHOWN // 2 :]}"
-    return (
-        f"**{verdict}**, {numbers}; answer {row.get('answer')}, found {row.get('extracted')}"
-        f"\n\n{_quoted(str(row.get('prompt', '')))}\n\n{_quoted(text)}"
-    )
+    answers = f"answer {row.get('answer')}, found {row.get('extracted')}"
+    asked = _quoted(str(row.get("prompt", "")))
+    return f"**{verdict}**, {numbers}; {answers}\n\n{asked}\n\n{_quoted(text)}"
 
 
 def _quoted(text: str) -> str:

@@ -29,8 +29,7 @@ class Tracker(NamedTuple):
 
 
 def require(config) -> None:
-    """ConfigError: a client that the config names is not installed, or its alarm command is not
-    usable."""
+    """ConfigError: a client that is named is not installed, or the alarm command is not usable."""
     for name, project in (("wandb", config.log.wandb), ("mlflow", config.log.mlflow)):
         # A folder of that name has no origin.
         if project and getattr(importlib.util.find_spec(name), "origin", None) is None:

@@ -4,12 +4,11 @@ Dims: B rows, T tokens of a row, C cached tokens, H query heads, K key/value hea
 Heads come before tokens: on CPU such products are several times faster.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 _MASKED = -1e30  # finite: a row of padding must not turn into NaN
+_F32 = dict(preferred_element_type=jnp.float32)
 # Lowest bits of a segment's number, which tell the sequences of a row apart; the bits above are the
 # number of a prompt that several of them share, whose own cells have that number and 0 below.
 SHARED = 16
@@ -23,18 +22,14 @@ def packed(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, shared=Fal
     k_BxHxTxd, v_BxHxTxd = (jnp.repeat(x, H // K, axis=1) for x in (k_BxKxTxd, v_BxKxTxd))
 
     def attend(q_BxHxcxd, mask_Bx1xcxT):
-        scores = jnp.einsum(
-            "BHcd,BHTd->BHcT", q_BxHxcxd, k_BxHxTxd, preferred_element_type=jnp.float32
-        )
+        scores = jnp.einsum("BHcd,BHTd->BHcT", q_BxHxcxd, k_BxHxTxd, **_F32)
         weights = jax.nn.softmax(jnp.where(mask_Bx1xcxT, scores * d**-0.5, _MASKED), axis=-1)
         return jnp.einsum("BHcT,BHTd->BHcd", weights.astype(v_BxHxTxd.dtype), v_BxHxTxd)
 
     return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)
 
 
-def in_query_chunks(
-    attend: Callable, q_BxHxTxd, segments_BxT, chunk: int, shared: bool = False
-) -> jax.Array:
+def in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk: int, shared: bool) -> jax.Array:
     """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; by the bool mask
     a query sees its own segment's tokens up to itself, and where `shared` its prompt's."""
     T, d = q_BxHxTxd.shape[2:]
@@ -75,9 +70,7 @@ def causal(q_BxHxTxd, k_BxKxCxd, v_BxKxCxd, start, chunk: int) -> jax.Array:
 
     def attend(args):
         q_BxKxGxcxd, position_c = args
-        scores = jnp.einsum(
-            "BKGcd,BKCd->BKGcC", q_BxKxGxcxd, k_BxKxCxd, preferred_element_type=jnp.float32
-        )
+        scores = jnp.einsum("BKGcd,BKCd->BKGcC", q_BxKxGxcxd, k_BxKxCxd, **_F32)
         seen_cxC = jnp.arange(C) <= position_c[:, None]
         weights = jax.nn.softmax(jnp.where(seen_cxC, scores * d**-0.5, _MASKED), axis=-1)
         return jnp.einsum("BKGcC,BKCd->BKGcd", weights.astype(v_BxKxCxd.dtype), v_BxKxCxd)

@@ -58,9 +58,8 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
             ids = pallas.SegmentIds(segments_T, segments_T)
             kernel = _within_segments(causal, segments_T, block)
             # An axis of vmap is one that a chip's cores share out among themselves.
-            return jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=ids))(
-                q_KxGxTxd, k_KxTxd, v_KxTxd
-            )
+            by_head = jax.vmap(lambda q, k, v: kernel(q, k, v, segment_ids=ids))
+            return by_head(q_KxGxTxd, k_KxTxd, v_KxTxd)
 
         y = jax.vmap(row)(scaled.reshape(B, K, H // K, T + pad, d), k, v, segments)
         return y.reshape(B, H, T + pad, d)[:, :, :T]
@@ -81,15 +80,9 @@ def _kernel(num_heads: int, T: int, block: int):
     # dQ from the pass that makes dK and dV: 5 products, not 7.
     sizes = pallas.BlockSizes(**sizes, use_fused_bwd_kernel=True)
     mask = pallas.MultiHeadMask([pallas.CausalMask((T, T))] * num_heads)
+    how = dict(block_sizes=sizes, head_shards=1, q_seq_shards=1, residual_checkpoint_name=SAVED)
     with jax.ensure_compile_time_eval():
-        return pallas.make_splash_mqa(
-            mask,
-            block_sizes=sizes,
-            head_shards=1,
-            q_seq_shards=1,
-            residual_checkpoint_name=SAVED,
-            interpret=parallel.platform() != "tpu",
-        )
+        return pallas.make_splash_mqa(mask, **how, interpret=parallel.platform() != "tpu")
 
 
 def _within_segments(kernel, segments_T, block: int):

@@ -267,8 +267,7 @@ def save(
 
 
 def _plan(c: Shape, itemsize: int, shard_bytes: int) -> tuple[dict[str, Tensors], bytes]:
-    """(file name -> its tensors in the network's order, the index that lists them); files of at
-    most `shard_bytes`."""
+    """(file -> its tensors in the network's order, their index); of at most `shard_bytes` each."""
     place = lambda w, i: 1 + i if w.stacked else 0 if w.keys == ("embed",) else 1 + c.num_layers
     tensors = [(w, i) for w in hf_format.weights(c) for i in range(len(w.names))]
     named = {w.names[i]: (w, i) for w, i in sorted(tensors, key=lambda tensor: place(*tensor))}

@@ -194,10 +194,9 @@ def config_json(c: Shape, dtype: str) -> dict[str, Any]:
     kinds = {(family.qkv_bias, family.qk_norm): name for name, family in FAMILIES.items()}
     name = kinds.get((c.qkv_bias, c.qk_norm))
     if not name:
-        raise ValueError(
-            f"model.qkv_bias={c.qkv_bias} with model.qk_norm={c.qk_norm}: no Hugging Face"
-            f" architecture of {', '.join(FAMILIES)} is that; such a model cannot be exported"
-        )
+        said = f"model.qkv_bias={c.qkv_bias} with model.qk_norm={c.qk_norm}"
+        none = f"no Hugging Face architecture of {', '.join(FAMILIES)} is that"
+        raise ValueError(f"{said}: {none}; such a model cannot be exported")
     context, rope = 32768, {}  # as most have: the shape does not know it
     if c.yarn:
         context, yarn = int(c.yarn.factor * c.yarn.original), c.yarn._asdict()

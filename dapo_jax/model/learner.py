@@ -58,8 +58,7 @@ class Learner:
         self.update = self._jit_step(self._update)
 
     def _opt_layout(self, per_weight):
-        """The optimizer's state with the shardings `per_weight` for what ends on a weight's path;
-        everything else is replicated."""
+        """Shardings of the optimizer's state: `per_weight` on a weight's path, else replicated."""
         opt_state = jax.eval_shape(self.tx.init, qwen2.trained(qwen2.abstract(self.shape)))
         of = dict(jax.tree.leaves_with_path(per_weight))
         own = lambda path: (of[path[i:]] for i in range(len(path)) if path[i:] in of)
@@ -67,12 +66,9 @@ class Learner:
 
     def _jit_step(self, step):
         """A program (params, opt_state, ...) -> (params, opt_state, metrics)."""
-        return jax.jit(
-            step,
-            donate_argnums=(0, 1),
-            out_shardings=(self.param_shardings, self.opt_shardings, self._everywhere),
-            compiler_options=parallel.compiler_options(self.mesh, same_bits=True),
-        )
+        out = self.param_shardings, self.opt_shardings, self._everywhere
+        options = parallel.compiler_options(self.mesh, same_bits=True)
+        return jax.jit(step, donate_argnums=(0, 1), out_shardings=out, compiler_options=options)
 
     def per_cell(self, numbers: Callable, params, rows, micro_batches) -> jax.Array:
         """numbers(cast params, the arrays of a micro-batch [R, T] of `rows`) of the first
@@ -117,9 +113,8 @@ class Learner:
             grads, sums, maxima = self._kernel.accumulate(of_trained, qwen2.trained(cast), loops)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
-            trained, opt_state, norm, skipped = self._kernel.apply(
-                self.tx, qwen2.trained(params), opt_state, grads, lr
-            )
+            old = qwen2.trained(params), opt_state
+            trained, opt_state, norm, skipped = self._kernel.apply(self.tx, *old, grads, lr)
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
@@ -142,11 +137,9 @@ def optimizer(
 ) -> optax.GradientTransformation:
     """Clip by global norm (0 = do not), Adam, decoupled decay; `kernels.apply` multiplies by the
     learning rate, since that follows rollout steps, which optax cannot count."""
-    return optax.chain(
-        kernels.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-        optax.scale_by_adam(b1, b2, eps),
-        optax.add_decayed_weights(weight_decay),
-    )
+    clip = kernels.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    adam, decay = optax.scale_by_adam(b1, b2, eps), optax.add_decayed_weights(weight_decay)
+    return optax.chain(clip, adam, decay)
 
 
 def learning_rate(optim, step: int) -> float:

@@ -94,8 +94,7 @@ _stats.defvjp(_forward, _backward)
 
 
 def accumulate(loss, trained, loops):
-    """`kernels.accumulate`: each layer's gradient is added to its sum in place, so that there is no
-    second gradient of the size of the model."""
+    """`kernels.accumulate`: layers' gradients are added in place; there is no second whole one."""
     totals = jax.tree.map(jax.new_ref, qwen2.zeros(trained))
 
     def add(T, i, carry):

@@ -71,8 +71,7 @@ def work(length_S: jax.Array, table_SxR: jax.Array, turn_Sx3d: jax.Array, cores:
 
 
 def quantize(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[..., d] as int8 and a float32 scale [..., 1]: |x - int8 * scale| <= scale / 2, where scale
-    is the largest |x| over 127."""
+    """[..., d] as int8 and float32 scales [..., 1] = max |x| / 127; errors are <= scale / 2."""
     x = x.astype(jnp.float32)
     scale = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), 1e-30) / 127
     return jnp.round(x / scale).astype(jnp.int32).astype(jnp.int8), scale

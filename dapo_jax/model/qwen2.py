@@ -495,8 +495,7 @@ def _abstract(c: Shape):
 
 
 def init(c: Shape, key: jax.Array) -> Params:
-    """Random float32 parameters. Pure: jit it with `out_shardings`, and within `mesh_scope`, to make
-    them in place."""
+    """Random float32 parameters. Pure; jit with `out_shardings` in `mesh_scope` fills in place."""
     return nnx.to_pure_dict(nnx.state(Qwen2(c, nnx.Rngs(params=key))))
 
 
@@ -633,8 +632,7 @@ def adapted(c: Shape, params: Params, key: jax.Array) -> Params:
 
 
 def merge(c: Shape, params: Params, dtype=None) -> Params:
-    """The same model without adapters: W + alpha / rank * A B, made in float32 and then of `dtype`
-    (None: of W's)."""
+    """The model without adapters: W + alpha / rank A B in float32, then of `dtype` (None: W's)."""
     if trained(params) is params:
         return params
     out, adapters = base(params), params["blocks"]["lora"]

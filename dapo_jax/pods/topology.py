@@ -50,8 +50,7 @@ def available() -> bool:
 
 def devices(name: str, slices: int = 1) -> list:
     """The devices of topology `name`, 'v5p:4x4x8' or 'v6e:16x16' (family:chips along each side of
-    the torus), or of several such slices. ValueError: libtpu refuses the name; ImportError: there
-    is no libtpu."""
+    the torus), or of several. ValueError: libtpu refuses the name. ImportError: no libtpu."""
     if not available():
         raise ImportError("compiling for a TPU pod needs libtpu: pip install 'jax[tpu]'")
     if jax.default_backend() != "tpu":
@@ -70,16 +69,13 @@ def devices(name: str, slices: int = 1) -> list:
         with tempfile.TemporaryFile() as file, _stderr_to(file):  # libtpu misses its machine
             described = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(
-            f"topology {name!r}: libtpu knows no such pod; names are family:AxB or family:AxBxC in"
-            " chips, as v5e:16x16, v6e:16x16 or v5p:4x4x8 (which Google Cloud calls v5p-256)"
-        ) from error
+        names = "family:AxB or family:AxBxC in chips, as v5e:16x16 or v5p:4x4x8 (Cloud's v5p-256)"
+        raise ValueError(f"topology {name!r}: libtpu knows no such pod, only {names}") from error
     return described.devices
 
 
 def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
-    """The (data, fsdp, tensor) mesh of `sizes` over a described pod, laid out as a run does.
-    ValueError: the pod has another number of devices."""
+    """A run's mesh of `sizes` over a described pod. ValueError: another number of devices."""
     return Mesh(arrange(tuple(sizes[a] for a in AXES), devices(name, slices)), AXES)
 
 

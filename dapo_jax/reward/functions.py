@@ -24,8 +24,7 @@ from dapo_jax.reward import forms, tools, waiting
 from dapo_jax.reward.environments import score_of
 from dapo_jax.reward.settings import Reward
 
-# In any form of forms.py. A bool means right or wrong, with the score 1 or 0; a number is a score
-# alone.
+# In any form of forms.py. A bool means right or wrong, score 1 or 0; a number is a score alone.
 Score = Callable[..., Any]
 Response = str | tuple[str, ...]  # one, or all to a problem where the reward takes them together
 
@@ -66,9 +65,8 @@ def read(settings: Reward) -> Rewards:
         out = [_part(settings, field, e, files, shipped) for e in listed.split(",")]
         names = [p.name for p in out]
         if twice := {n for n in names if names.count(n) > 1}:
-            raise ValueError(
-                f"config.reward: the name {min(twice)!r} is used twice; write name=..."
-            )
+            used = f"the name {min(twice)!r} is used twice"
+            raise ValueError(f"config.reward: {used}; write name=...")
         return out
 
     default = parts("function", settings.function or settings.verifier)
@@ -80,10 +78,9 @@ def read(settings: Reward) -> Rewards:
         by_source.append((pattern, parts("by_source", listed)))
     if "math" in shipped:
         answers.require_math()
-    named = settings.reply
-    reply = tools.TOOLS.get(named)
-    if named and not reply:
-        reply = gate.function("config.reward.reply:", named, files, tools.TOOLS)
+    reply = tools.TOOLS.get(settings.reply)
+    if settings.reply and not reply:
+        reply = gate.function("config.reward.reply:", settings.reply, files, tools.TOOLS)
 
     def chosen(problem: Problem) -> list[Part]:
         own = (x for pattern, x in by_source if fnmatch.fnmatchcase(problem.source, pattern))
@@ -100,8 +97,7 @@ _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL
 
 
 def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
-    """'[NAME=][WEIGHT*]WHAT': WHAT is a shipped verifier, format, FILE.py:FUNCTION, or
-    verifiers:ID."""
+    """'[NAME=][WEIGHT*]WHAT', WHAT a shipped verifier, format, FILE.py:FUNCTION or verifiers:ID."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
         weight = float(weight or 1)
@@ -182,8 +178,7 @@ def total(parts: Sequence[Part], response: Response, said: Sequence[Any]) -> Gra
 
 
 def summed(parts: Sequence[Part], grades: Sequence[Grade]) -> Grade:
-    """The weighted sum, each part logged by its name. `right` and `answer` come from the first
-    part that gives them."""
+    """The weighted sum, parts logged by name; `right` and `answer` of the first that gives them."""
     if len(parts) == 1 and parts[0].weight == 1.0:
         return grades[0]
     logged: dict[str, float] = {}
@@ -217,8 +212,7 @@ def checked(said: object) -> Grade | None:
 
 
 def graded(score: Score, problem: Problem, response: Response) -> Grade | list[Grade]:
-    """The grade that `score` gives a response, or its grades of several. NoGrade: it returned
-    something else."""
+    """The grade that `score` gives a response, or those of several. NoGrade: it gave none."""
     form = forms.of(score)
     if form.by_group or isinstance(response, str):
         return approved(form, problem, response, form(problem, _given(response)))
@@ -248,19 +242,17 @@ def approved(form: forms.Form, problem: Problem, response: Response, given):
     whose = f"problem {problem.id}"
     if not isinstance(response, str):
         if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
-            raise NoGrade(
-                f"reward: {form.name} gave {_shown(given)} for {whose}: no list of grades"
-            )
+            other = f"{_shown(given)} for {whose}: no list of grades"
+            raise NoGrade(f"reward: {form.name} gave {other}")
         if len(given) != len(response):
             many = f"{len(given)} grades for {len(response)} responses to {whose}"
             raise NoGrade(f"reward: {form.name} gave {many}; it has to be one for each, in order")
         return [approved(form, problem, *x) for x in zip(response, given, strict=True)]
     if (grade := checked(given)) is None:
-        raise NoGrade(
-            f"reward: {form.name} gave {_shown(given)} for a response to {whose}; it has to be"
-            " a Grade with a finite score, a number or a bool (right: True, False or None; answer:"
-            " a text or None; parts: names with numbers)"
-        )
+        gave = f"{form.name} gave {_shown(given)} for a response to {whose}"
+        fields = "right: True, False or None; answer: a text or None; parts: names with numbers"
+        wanted = f"a Grade with a finite score, a number or a bool ({fields})"
+        raise NoGrade(f"reward: {gave}; it has to be {wanted}")
     return grade
 
 

@@ -41,8 +41,7 @@ class Judge(NamedTuple):
 
 
 def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
-    """A judge that uses `score` if given, else what `settings` name. ValueError: a function or a
-    library is missing."""
+    """A judge by `score` or what `settings` name. ValueError: a function or library is missing."""
     if isinstance(score, Judge):
         return score
     miss = float(settings.wrong) if settings.on_error == "miss" else None
@@ -52,10 +51,8 @@ def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
         return Judge(forms.of(score), miss=miss, reply=reply, **how)
     named = rewards.read(settings)
     if "math" in named.shipped and not settings.workers:
-        raise ValueError(
-            "config.reward.workers: verifier 'math' may take any time and needs processes that can"
-            " be ended; set reward.workers=1 or more"
-        )
+        why = "verifier 'math' may take any time and needs processes that can be ended"
+        raise ValueError(f"config.reward.workers: {why}; set reward.workers=1 or more")
     shadow = pool = None
     if not settings.function:
         other = "dapo" if settings.verifier == "integer" else "integer"
@@ -145,10 +142,8 @@ def _grades(
     whole = [g for g in said if isinstance(g, Grade)]
     kinds = {(g.right is None, tuple(g.parts)) for g in whole}
     if len(kinds) > 1:
-        raise ValueError(
-            f"reward: the grades of problem {problem.id} differ in kind: each needs the same parts,"
-            " and `right` has to be given for all responses or for none"
-        )
+        same = "each needs the same parts, and `right` has to be given for all or for none"
+        raise ValueError(f"reward: the grades of problem {problem.id} differ in kind: {same}")
     right = None if whole and whole[0].right is None else False
     parts = dict.fromkeys(whole[0].parts if whole else (), np.nan)
     said = [g if isinstance(g, Grade) else Grade(judge.miss, right, None, parts) for g in said]
@@ -190,8 +185,7 @@ def grade_groups(
 
 
 def _share(n: int, process: int, processes: int) -> range:
-    """The indices of 0..n-1 that one process takes. The ranges of processes 0, 1, ... follow one
-    another, and their sizes differ by one at most."""
+    """The indices of 0..n-1 that a process takes, in order; sizes differ by one at most."""
     return range(n * process // processes, n * (process + 1) // processes)
 
 
@@ -201,10 +195,9 @@ def _alike(graded: list[Grades]) -> list[Grades]:
     empty = [g.missed == len(g.score_G) for g in graded]
     scored = {g.right_G is None for g, none in zip(graded, empty, strict=True) if not none}
     if len(scored) > 1:
-        raise ValueError(
-            "reward: the grades of some problems say right or wrong and those of others do not;"
-            " give `right` for all or for none (config.reward.by_source mixes the two?)"
-        )
+        mixed = "the grades of some problems say right or wrong and those of others do not"
+        remedy = "give `right` for all or for none (config.reward.by_source mixes the two?)"
+        raise ValueError(f"reward: {mixed}; {remedy}")
     alone = {"right_G": None} if scored == {True} else {}
     return [g._replace(**alone) if none else g for g, none in zip(graded, empty, strict=True)]
 
@@ -223,8 +216,7 @@ def _from_plain(plain: dict) -> Grades:
 
 
 def cut_at(tok: tokenizer.Tokenizer, texts: Sequence[str]) -> Callable[[np.ndarray], int] | None:
-    """The argument `cut` of `Engine.generate`: it ends a response at the token that completes one
-    of `texts`. None if there are no texts."""
+    """`cut` of `Engine.generate`: ends a response as it completes one of `texts`; None without."""
     if not texts:
         return None
 

@@ -37,9 +37,8 @@ class Engine:
     def __init__(
         self, shape, mesh, rules, settings, *, prompt_tokens, response_tokens, stop_ids, dtype
     ):
-        """settings: config.rollout, of which the batch's sizes are not read. prompt_tokens,
-        response_tokens: the longest, in TOKENS, evaluation's among them. ValueError: slots that the
-        mesh cannot divide."""
+        """settings: config.rollout, without the batch's sizes. prompt_tokens, response_tokens: the
+        longest in TOKENS, also of evaluation. ValueError: the mesh does not divide slots."""
         slots = settings.slots
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
@@ -77,8 +76,7 @@ class Engine:
         return (weights.to_decode_layout if keep else weights.take)(params)
 
     def calls(self, params) -> SamplerCalls:
-        """To compile ahead or for another machine's devices. params: anything with the shapes of
-        the model's weights."""
+        """To compile ahead or for other devices. params: anything with the weights' shapes."""
         slots, batch = self.slots, self.prefill_rows * self.shards
         rows = self.geometry.row_pages
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
@@ -157,12 +155,10 @@ class Engine:
         wanted: with the responses so far. The requests from the number on that it returns end a
             chunk later, mostly without a response; their tokens do not count in `Stats.tokens`.
         """
-        g, limit = self.geometry, draw.max_tokens or self.response_tokens
-        slots = self.slots
+        g, slots, limit = self.geometry, self.slots, draw.max_tokens or self.response_tokens
         if self.by_rows and not feed:
-            # A token takes its time by rows: hardly more than there are requests, in few sizes,
-            # each of which compiles. A response that the store has counts, or a replay would
-            # decode by another program.
+            # A token takes its time by rows: hardly more of them than requests, in few sizes, as
+            # each compiles. A stored response counts, or a replay would decode otherwise.
             step = max(8, 2 ** len(requests).bit_length() // 8)
             slots = min(max(-(-len(requests) // step), 1) * step, slots)
         pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
@@ -196,8 +192,7 @@ class Engine:
             return new is not None
 
         def hand_over(ends: list[tuple[Row, bool, int]]) -> bool:
-            """Done while the next chunk runs: nothing of this decides what is in it. False: it was
-            the last one."""
+            """Done while the next chunk runs, which it does not change. False: that is the last."""
             parts = (row.parts[-1]._replace(ended=ended) for row, ended, _ in ends)
             more = feed([*parts]) if feed else ()
             for row, ended, end in ends:

@@ -117,8 +117,7 @@ class Schedule:
 
     def places(self, rungs: Sequence[int]) -> tuple[int, list[tuple[Row, int]]]:
         """(rows of the program for the next chunk, the rows in flight with their places in it).
-        That is all slots or, when nothing waits, the smallest of `rungs` with room for the rows of
-        every shard."""
+        All slots or, when nothing waits, the smallest of `rungs` with room for every shard."""
         live = [row for row in self.rows if row]
         most = max(Counter(self.shard(row.slot) for row in live).values())
         size = min((n for n in rungs if n >= most * self.shards), default=self.slots)

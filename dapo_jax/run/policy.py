@@ -23,9 +23,7 @@ class Policy(NamedTuple):
         return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
 
 
-def find_policy(
-    config, workdir: pathlib.Path, base: pathlib.Path | None, given: str = ""
-) -> Policy:
+def find_policy(config, workdir: pathlib.Path, base: pathlib.Path | None, given="") -> Policy:
     """The policy that `given` names, else the run's newest checkpoint, else `base`, the directory
     of the config's model. ValueError: there is no checkpoint."""
     if given:
@@ -36,15 +34,12 @@ def find_policy(
         return find_given(str(workdir), base)
     if base:
         return Policy(base)
-    raise ValueError(
-        f"--workdir={workdir}: no checkpoint in it; train there first, or name one by --checkpoint"
-    )
+    remedy = "train there first, or name one by --checkpoint"
+    raise ValueError(f"--workdir={workdir}: no checkpoint in it; {remedy}")
 
 
 def find_given(
-    given: str,
-    base: pathlib.Path | None = None,
-    resolve: Callable[[str], pathlib.Path] = start.resolve,
+    given: str, base: pathlib.Path | None = None, resolve: Callable = start.resolve
 ) -> Policy:
     """The policy that a command line names. given: a run's workdir or its checkpoints/, both with
     @STEP for another step than the newest; one step's directory; the output of `convert to-orbax`;
@@ -67,9 +62,8 @@ def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
     """The policy's parameters in the training layout, with LoRA adapters merged in."""
     if not policy.steps:
         return build.initial_params(config, machine)
-    return checkpoint.restore_merged(
-        policy.steps, machine.shape, machine.mesh, machine.trainer.rules, policy.step
-    )
+    mesh, rules = machine.mesh, machine.trainer.rules
+    return checkpoint.restore_merged(policy.steps, machine.shape, mesh, rules, policy.step)
 
 
 def config_of_run(workdir: str) -> schema.Config | None:

@@ -31,9 +31,8 @@ OPTIMIZER = dict(b1=0.9, b2=0.98, eps=1e-8, weight_decay=0.01, clip_norm=1.0)
 
 
 def optimizer(name: str, shape: qwen2.Shape) -> optax.GradientTransformation:
-    """`supervised_warmup.optimizer`. 'muon' (optax.contrib) is for the matrices of the blocks, each
-    layer by itself, and Adam for the rest: on the embedded task the skill appears in 350 steps, and
-    by Adam in 900 or not yet."""
+    """`supervised_warmup.optimizer`. 'muon' is for the matrices of the blocks, each layer by
+    itself, Adam for the rest: the embedded task is learned in 350 steps, by Adam in 900 or not."""
     if name == "adam":
         return learner.optimizer(**OPTIMIZER)
 
@@ -123,8 +122,7 @@ def warm_up(
 ):
     """All phases on `params` (which are donated), one after the other; returns the new params.
     machine: whose mesh and shape are used.
-    beside: entered once the first step is traced, since Python traces but one program at a time;
-    left at the end."""
+    beside: entered when the first step is traced (Python traces one at a time), left at the end."""
     mesh, shape, rules = machine.mesh, machine.shape, config.sharding.train.to_dict()
     tx = optimizer(config.supervised_warmup.optimizer, shape)
     setup = learner.Setup(mesh, rules, tx, config.model.dtype, config.optim.offload)

@@ -1,5 +1,6 @@
 """Which methods a config asks for, put together: the one place that knows them all."""
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,21 +8,13 @@ from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
 from dapo_jax.model import qwen2
-from dapo_jax.variants import (
-    curriculum,
-    objectives,
-    own_objective,
-    positive_lm,
-    staleness,
-    tags,
-    turns,
-)
+from dapo_jax.variants import curriculum, objectives, own_objective, positive_lm, staleness, turns
 from dapo_jax.variants.vapo import critic, update as vapo
 
 METHODS = (curriculum, staleness, positive_lm, vapo, turns)
 
-# Rows of log/tags.py: metrics, when there are any, bounds of histograms
-TAGS, WHEN = tags.TAGS, tags.WHEN
+# Tables of log/tags.py: metrics and when there are any, bounds of histograms
+TAGS = pathlib.Path(__file__).with_name("tags.md")
 EDGES = {"curriculum/by_pass_rate": curriculum.RATE_EDGES}
 # Config fields that a resumed run may change without --allow_config_change
 FREE_FIELDS = ("critic.init_from",)
@@ -66,16 +59,12 @@ def new_memory(config, machine, params: qwen2.Params) -> dict[str, Any]:
 
 def memory_like(machine) -> dict[str, Any]:
     """`State.memory` as jax.ShapeDtypeStructs with their shardings."""
-    like = {}
-    for name, trainer in machine.others.items():
-        params, opt_state = trainer.abstract_state()
-        like[name] = {"params": params, "opt_state": opt_state}
-    return like
+    states = {name: trainer.abstract_state() for name, trainer in machine.others.items()}
+    return {name: {"params": params, "opt_state": opt} for name, (params, opt) in states.items()}
 
 
 def resumed(config, state: State) -> State:
-    """A state to go on from, without what no method of this config keeps. ConfigError: the config
-    cannot go on from it."""
+    """A state without what no method of the config keeps. ConfigError: this must not be lost."""
     staleness.check(config, state)
     return state if curriculum.is_on(config.curriculum) else state._replace(by_problem={})
 

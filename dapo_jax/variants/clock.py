@@ -89,8 +89,7 @@ class Clock:
         return used if all(fit) else None
 
     def turn(self) -> list[Flight] | None:
-        """One tick: the groups that are whole with it, to be judged. None: what it needs is not
-        known yet."""
+        """One tick: the groups that are whole with it, to be judged; None: more has to be drawn."""
         while self.lanes and self._queue:
             self._lanes.append(self._queue.popleft())
             self.lanes -= 1
@@ -111,9 +110,7 @@ class Clock:
         return [f for _, f in sorted(touched.items()) if all(r.whole for r in f.runs)]
 
     def run(
-        self,
-        judge: Callable[[list[Flight]], list[bool]],
-        opened: Callable[[list[Flight]], None] = lambda new: None,
+        self, judge: Callable[[list[Flight]], list[bool]], opened: Callable = lambda new: None
     ) -> list[Flight] | None:
         """Turn as far as all is known. judge: whether each of these whole groups teaches; opened:
         hears who came in. Returns the batch, or None where the step has not ended yet."""

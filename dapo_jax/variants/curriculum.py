@@ -135,8 +135,7 @@ def record(
 def metrics(
     c: Curriculum, state: State, rates: Rates, known: Sequence[float], temperature: float
 ) -> dict:
-    """state: after the step. known: rates that the step's problems had before. temperature: the
-    step's."""
+    """state: after the step. known: rates of its problems before it. temperature: the step's."""
     problems = len(rates.rate_P)
     seen_P = rates.draws_P > 0
     due_P = due(c, rates, state.counters.position // problems)
@@ -170,7 +169,6 @@ def ran_out(config, log: dict) -> str:
     rounds_left = of.refill and log["sampling/rounds"] < of.max_rounds
     if not (config.curriculum.pass_rate_cap and rounds_left):
         return ""
-    return (
-        f"having drawn once all but the {log['curriculum/left_out']:.0f} problems that"
-        " config.curriculum.pass_rate_cap leaves out"
-    )
+    left_out = f"{log['curriculum/left_out']:.0f} problems"
+    cap = "config.curriculum.pass_rate_cap"
+    return f"having drawn once all but the {left_out} that {cap} leaves out"

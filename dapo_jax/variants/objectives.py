@@ -39,8 +39,7 @@ def gspo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
 
 def gspo_token(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     """GSPO-token (Eq. 13-15): GSPO's value, and a gradient through the token alone. The same as
-    `gspo` where the tokens of a response have one advantage, which here they have; this one sums
-    over responses forwards only."""
+    `gspo` where a response has one advantage, as here; this sums over responses forwards only."""
     mean = per_response.mean(logp - old_logp)
     return ppo_clip(jax.lax.stop_gradient(mean - logp) + logp, 0.0, advantage, c)
 
@@ -81,8 +80,7 @@ OBJECTIVES = {
 
 
 def _kept(weight, ratio, c):
-    """`weight` where the ratio lies within its bounds, elsewhere 0. What is zeroed stays in every
-    denominator."""
+    """`weight` where the ratio is within its bounds, else 0, which stays in every denominator."""
     inside = (ratio >= c.importance_floor) & (ratio <= c.importance_cap)
     return jnp.where(inside, weight, 0.0)
 
@@ -112,8 +110,7 @@ def mean(old_logp, sampled_logp, c, per_response):
 
 
 def mean_mask(old_logp, sampled_logp, c, per_response):
-    """Tokens' own ratios, of responses whose geometric mean lies within the bounds (NeMo-RL's
-    `seq-mask-tis`)."""
+    """Tokens' ratios if the geometric mean is within bounds (NeMo-RL's `seq-mask-tis`)."""
     gap = old_logp - sampled_logp
     return _kept(_ratio(gap, c), _ratio(per_response.mean(gap), c), c)
 

@@ -33,10 +33,9 @@ def weights(coef: float, groups: Sequence[Group], tokens_MxG: np.ndarray) -> np.
     """What a token of each response weighs: `coef` over the trained tokens of all right responses
     of the mini-batch; float64 [M, G]. ConfigError: the reward is a score alone."""
     if any(group.grades.right_G is None for group in groups):
-        raise gate.ConfigError(
-            f"config.loss.positive_coef: {coef} needs responses that are right or wrong, and the"
-            " reward only scores; give Grade(..., right=...), or set 0"
-        )
+        why = f"{coef} needs responses that are right or wrong, and the reward only scores"
+        remedy = "give Grade(..., right=...), or set 0"
+        raise gate.ConfigError(f"config.loss.positive_coef: {why}; {remedy}")
     right_MxG = np.stack([group.grades.right_G for group in groups]).astype(bool) & (tokens_MxG > 0)
     tokens = np.where(right_MxG, tokens_MxG, 0).sum()
     return np.where(right_MxG, coef / max(tokens, 1), 0.0)

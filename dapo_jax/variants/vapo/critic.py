@@ -134,8 +134,7 @@ class Critic(Learner):
         return Estimates(advantage, returns, sums)
 
     def _of_model(self, params) -> qwen2.Params:
-        """Copies, since a program shares no array with its arguments: the first update donates
-        these, and not the policy's."""
+        """Copies, as a program shares no array with its arguments: updates donate these."""
         body = {k: w for k, w in params.items() if k in ("embed", "blocks", "final_norm")}
         score = params.get("score", jnp.zeros((self.shape.hidden_size, 1)))
         return jax.tree.map(lambda w: w.astype(jnp.float32), body) | {"score": score}
@@ -153,9 +152,8 @@ class Critic(Learner):
 
 
 def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
-    """The value model's shape: the policy's, or that of `critic.init_from` as process 0 has it,
-    with a value head and without adapters. ValueError: what is there cannot read the policy's
-    tokens. A collective."""
+    """The value model's shape: the policy's, or that of `critic.init_from` on process 0, with a
+    value head and no adapters. ValueError: it cannot read the policy's tokens. A collective."""
     if not (name := config.critic.init_from):
         return policy.merged._replace(value_head=True)
     choices = qwen2.compute_choices(config)
@@ -163,17 +161,15 @@ def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
     told = parallel.of_main_process(read)
     yarn = told["yarn"] and qwen2.Yarn(*told["yarn"])
     if told["vocab_size"] < policy.vocab_size:
-        raise ValueError(
-            f"config.critic.init_from: {name} has {told['vocab_size']} embedding rows, the policy"
-            f" {policy.vocab_size}; the value model has to have the policy's tokenizer"
-        )
+        rows = f"{name} has {told['vocab_size']} embedding rows, the policy {policy.vocab_size}"
+        remedy = "the value model has to have the policy's tokenizer"
+        raise ValueError(f"config.critic.init_from: {rows}; {remedy}")
     return qwen2.Shape(**told | {"yarn": yarn, "value_head": True})
 
 
 def initial_params(config, critic: Critic, policy_params: qwen2.Params) -> qwen2.Params:
     """A copy of the policy (without adapters) with a head of zeros; or of `critic.init_from`, whose
-    `score.weight` is the head where it is a reward model. ValueError: it cannot be read. A
-    collective; process 0 reads."""
+    `score.weight` is the head of a reward model. ValueError: it cannot be read. A collective."""
     if not config.critic.init_from:
         return critic.of_model(policy_params)
 

@@ -53,9 +53,8 @@ def learn(
     params, opt_state = state.memory[NAME]["params"], state.memory[NAME]["opt_state"]
     values = [values_of.values(params, b.rows, b.micro_batches) for b in batches]
     numbers = horizon(config.critic, minibatches, step)
-    estimates = [
-        values_of.estimate(b.rows, v, numbers) for b, v in zip(batches, values, strict=True)
-    ]
+    pairs = zip(batches, values, strict=True)
+    estimates = [values_of.estimate(b.rows, v, numbers) for b, v in pairs]
     rate, logs = value_knobs(config.critic, step), []
     for batch, old, of in zip(batches, values, estimates, strict=True):
         task = critic.Batch(batch.rows, old, of.returns_AxRxT, batch.micro_batches)
@@ -76,8 +75,7 @@ def learn(
 
 
 def horizon(c: Critic, minibatches: Sequence[Sequence[Item]], step: int) -> critic.Horizon:
-    """The numbers of GAE in rollout step `step` (from 0), and where the thirds by length of its
-    responses part."""
+    """Numbers of GAE in rollout step `step` (from 0), and where the thirds by length part."""
     lengths = [len(item.response) for items in minibatches for item in items if item.weight]
     thirds = np.quantile(lengths, [1 / 3, 2 / 3], method="lower") if lengths else (0, 0)
     lambda_value = 1.0 if step < c.pretrain_steps else c.lambda_value
@@ -123,8 +121,7 @@ def metrics(logs: Sequence[dict]) -> dict[str, float]:
 
 
 def bounds(config, log: dict) -> list[tuple]:
-    """Rows of `log.guards.Bound`; none during value pre-training, nor where little is left for
-    values to explain."""
+    """Rows of `log.guards.Bound`; none in pre-training, nor where little is left to explain."""
     explains = "policy/loss" in log and log.get("reward/accuracy", 0.0) < 0.9
     low = config.guard.explained_min if explains else 0.0
     advice = (
