@@ -4,6 +4,8 @@ Dims: B rows, T tokens of a row, C cached tokens, H query heads, K key/value hea
 Heads come before tokens: on CPU such products are several times faster.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -29,7 +31,9 @@ def packed(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, shared=Fal
     return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)
 
 
-def in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk: int, shared: bool) -> jax.Array:
+def in_query_chunks(
+    attend: Callable, q_BxHxTxd, segments_BxT, chunk: int, shared: bool = False
+) -> jax.Array:
     """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; by the bool mask
     a query sees its own segment's tokens up to itself, and where `shared` its prompt's."""
     T, d = q_BxHxTxd.shape[2:]

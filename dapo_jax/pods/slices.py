@@ -121,9 +121,10 @@ def parse(name: str) -> Pod:
             for sides in known.shapes if match[2] in (family, known.cloud) and slices else ():
                 if math.prod(sides) * known.size == size:
                     return Pod(family, sides, slices)
-    cloud = "v5p-256, v6e-256, v5litepod-256, 2xv5p-256"
-    sides = f"family:chips as v5p:4x4x8 or v6e:16x16 (families: {', '.join(FAMILIES)})"
-    raise ValueError(f"{name!r}: no TPU slice is called that; write {cloud}, or {sides}")
+    raise ValueError(
+        f"{name!r}: no TPU slice is called that; write v5p-256, v6e-256, v5litepod-256, 2xv5p-256,"
+        f" or family:chips as v5p:4x4x8 or v6e:16x16 (families: {', '.join(FAMILIES)})"
+    )
 
 
 def larger(pod: Pod) -> list[Pod]:

@@ -37,8 +37,9 @@ class Engine:
     def __init__(
         self, shape, mesh, rules, settings, *, prompt_tokens, response_tokens, stop_ids, dtype
     ):
-        """settings: config.rollout, without the batch's sizes. prompt_tokens, response_tokens: the
-        longest in TOKENS, also of evaluation. ValueError: the mesh does not divide slots."""
+        """settings: config.rollout, of which the batch's sizes are not read. prompt_tokens,
+        response_tokens: the longest, in TOKENS, evaluation's among them. ValueError: slots that the
+        mesh cannot divide."""
         slots = settings.slots
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
