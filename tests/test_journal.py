@@ -243,6 +243,23 @@ def test_a_whole_record_of_other_content_is_damaged():
     assert remembered._response(bytes(13)).tokens == [0]
 
 
+def test_on_other_devices_a_response_is_drawn_again_and_a_reply_is_not_asked_again(
+    draw, whole, params, tmp_path, monkeypatch
+):
+    """It is on disk as soon as `keep` returns."""
+    for devices in (jax.device_count(), 3):
+        monkeypatch.setattr(jax, "device_count", lambda n=devices: n)
+        with opened(tmp_path) as journal:
+            store = remembered.Responses(journal)
+            store.open(params)
+            if devices != 3:
+                store.put(REQUESTS[0], DRAW, whole[0][0])
+                store.keep({b"who": b"what was said"})
+                assert files(tmp_path)[0].read_bytes().endswith(b"what was said")
+            found = store.recall(b"who"), store.get(REQUESTS[:1], DRAW)
+    assert found == (b"what was said", [None])
+
+
 def test_updates_are_broken_off_between_two_of_them():
     """The one before is done by then."""
     done = []

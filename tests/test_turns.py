@@ -120,9 +120,9 @@ def test_killed_it_is_given_the_same_replies(tmp_path, monkeypatch):
     other = {"rollout.slots": 8, "rollout.chunk": 5}  # another schedule, the same samples
     monkeypatch.setattr(journal, "_FREE", (*journal._FREE, *other))
 
-    def kept(self, name, payload):
-        said[self._journal.key(name)] = payload
-        keep(self, name, payload)
+    def kept(self, new):
+        said.update((self._journal.key(name), payload) for name, payload in new.items())
+        keep(self, new)
 
     monkeypatch.setattr(Responses, "keep", kept)
     often = lambda *where: replace(tokenizer.load(*where), stop_ids=frozenset(STOPS))

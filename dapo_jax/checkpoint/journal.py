@@ -14,6 +14,7 @@ import concurrent.futures
 import hashlib
 import itertools
 import json
+import os
 import re
 import secrets
 import struct
@@ -22,7 +23,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from dapo_jax import gate, parallel
@@ -64,7 +64,6 @@ class Journal:
         binding = inputs | {
             "config": {name: value for name, value in fields if not resume.among(name, _FREE)},
             "versions": checkpoint.versions(),
-            "devices": [jax.device_count(), jax.devices()[0].device_kind],
         }
         self._run = digest(json.dumps(binding, sort_keys=True).encode(), 16)
         self._step, self._covered, self._policy = step, 0, ""
@@ -150,6 +149,9 @@ class Journal:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / str(self._own)).open("wb" if self._remote else "ab") as file:
                 file.write(data)
+                if not self._remote:
+                    file.flush()
+                    os.fsync(file.fileno())
             self._files[self._own] = self._files.get(self._own, 0) + len(data)
             self._failing = False
         except Exception as error:  # of the file system, or of a bucket's library

@@ -3,8 +3,9 @@
 import contextlib
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
 from dapo_jax import parallel
@@ -17,10 +18,12 @@ from dapo_jax.rollout.engine import Draw, Request, Response
 
 
 class Responses(engine.Store):
-    """Finished responses, by policy, prompt, random numbers and limits."""
+    """Finished responses, by policy, prompt, random numbers and limits; others' answers by name."""
 
     def __init__(self, journal: Journal):
         self._journal = journal
+        # On others a log-prob has other last bits; what somebody said is the same.
+        self._devices = repr((jax.device_count(), jax.devices()[0].device_kind)).encode()
 
     def open(self, params) -> None:
         self._journal.open(params)
@@ -38,14 +41,16 @@ class Responses(engine.Store):
     def recall(self, name: bytes) -> bytes | None:
         return self._journal.get(self._journal.key(name))
 
-    def keep(self, name: bytes, payload: bytes) -> None:
-        if parallel.is_main_process():
+    def keep(self, said: Mapping[bytes, bytes]) -> None:
+        for name, payload in said.items():
             self._journal.put(self._journal.key(name), payload)
+        self._journal.flush()
 
     def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
         @functools.cache  # the samples of a prompt share its hash
         def hash_of(prompt: tuple[int, ...]) -> bytes:
-            return digest(repr(draw).encode() + np.array(prompt, np.int64).tobytes(), 16)
+            ids = np.array(prompt, np.int64).tobytes()
+            return digest(self._devices + repr(draw).encode() + ids, 16)
 
         def key(request: Request) -> bytes:
             prefix = np.array(request.prefix, np.int32).tobytes()

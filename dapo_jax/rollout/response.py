@@ -1,6 +1,6 @@
 """What sampling gives: responses and counts; and who may observe it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -70,8 +70,8 @@ class Store:
     def recall(self, name: bytes) -> bytes | None:
         """What `keep` had for this name, which is what else a step would have to ask for again."""
 
-    def keep(self, name: bytes, payload: bytes) -> None:
-        """Keep that, for the open policy."""
+    def keep(self, said: Mapping[bytes, bytes]) -> None:
+        """Keep these, name -> payload, for the open policy: they are on disk when it returns."""
 
 
 class Watch(NamedTuple):

@@ -127,18 +127,20 @@ class Asker(NamedTuple):
         missing = [i for i, payload in enumerate(kept) if payload is None]
         jobs = [(self.problem(rows[i].request.stream), texts[i]) for i in missing]
 
-        def answers() -> list:
+        def answers() -> list[str]:
             judge = self.judge
             attempt = lambda job: functions.attempt(judge.reply, *job, asking.replied)
             said = judge.pool.grade(jobs) if judge.pool else [*map(attempt, jobs)]
             asking.bear(judge, said)
-            return [_plain(x) for x in said]
+            new = [json.dumps(_plain(x)) for x in said]
+            # Before anybody uses one of them: what was used is never asked again.
+            self.store.keep({names[i]: x.encode() for i, x in zip(missing, new, strict=True)})
+            return new
 
         if missing:
             began = time.perf_counter()
-            for i, plain in zip(missing, parallel.of_main_process(answers), strict=True):
-                kept[i] = json.dumps(plain).encode()
-                self.store.keep(names[i], kept[i])
+            for i, payload in zip(missing, parallel.of_main_process(answers), strict=True):
+                kept[i] = payload
             self.waited.append(time.perf_counter() - began)
         return [_from_plain(json.loads(payload)) for payload in kept]
 

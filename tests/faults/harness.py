@@ -7,6 +7,7 @@ import pathlib
 import re
 import select
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -107,6 +108,35 @@ class Server(typed.Shell):
         return run.said()
 
 
+# Responses of several turns: whoever is asked is a fault of server.py, not the tool that is named.
+TURNS = ("rollout.turns=3", "reward.reply=calculator", "rollout.max_response_tokens=32")
+
+
+class Replies(NamedTuple):
+    """What the faults `talks` and `told` have written of a run, however often it was started."""
+
+    asked: list[int]  # by which process, each time
+    answered: int  # of these
+    kept: list[str]  # the turns whose replies were on disk before they were used
+
+    @property
+    def awaited(self) -> int:
+        """How often a kill came while a reply was awaited."""
+        return len(self.asked) - self.answered
+
+
+def replies(log: pathlib.Path) -> Replies:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    of = lambda kind: [words for first, *words in lines if first == kind]
+    kept = [name for words in of("kept") for name in words]
+    return Replies([process for (process,) in of("asked")], len(of("answered")), kept)
+
+
+def assert_asked_once(said: Replies) -> None:
+    """Process 0 asks, and nothing that was used is asked again."""
+    assert {*said.asked} == {0} and len({*said.kept}) == len(said.kept) > 0
+
+
 def meet(port: int, count: int, index: int) -> list[str]:
     """The flags of process `index` of `count`."""
     return [
@@ -159,11 +189,13 @@ def files(workdir: pathlib.Path, *folders: str) -> dict[str, bytes]:
     }
 
 
-def assert_same_run(a: pathlib.Path, b: pathlib.Path) -> None:
-    """Bit for bit, but for the clocks."""
+def assert_same_run(a: pathlib.Path, b: pathlib.Path, arrays: bool = True) -> None:
+    """Bit for bit, but for the clocks. arrays: False = by their checksums alone, where this process
+    cannot restore them, as they are of several."""
     step = newest(a)
     assert newest(b) == step
-    assert saved(a, step) == saved(b, step)
+    of = saved if arrays else lambda workdir, step: restored(workdir, step, "state")
+    assert of(a, step) == of(b, step)
     assert records(a) == records(b)
     steps = [r["step"] for r in metrics.read(a / "metrics.jsonl")]
     assert steps == list(range(step + 1))

@@ -12,6 +12,7 @@ seconds of importing are saved. Nothing of jax is running before the fork. A req
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import fnmatch
 import functools
@@ -34,8 +35,11 @@ from jax._src import compiler
 
 from dapo_jax import evaluate, parallel, train
 from dapo_jax.checkpoint import journal, saver, seal
+from dapo_jax.checkpoint.remembered import Responses
 from dapo_jax.config import cli
+from dapo_jax.data import tokenizer
 from dapo_jax.model import hf
+from dapo_jax.reward.tools import Reply
 
 
 def become(
@@ -205,6 +209,56 @@ def counted(hooks: train.Hooks, hub: str) -> train.Hooks:
     return hooks._replace(step=write_counts)
 
 
+# ------------------------------------------------------------------------------------------------
+# Responses of several turns
+# ------------------------------------------------------------------------------------------------
+
+
+def talks(hooks: train.Hooks, log: str) -> train.Hooks:
+    """Ten tokens end a turn, and who is asked takes its time and answers otherwise at each call.
+    `log` gets JSON lines (`harness.Replies`): who is asked, what is about to be kept, what is."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    note = lambda *words: os.write(file, f"{json.dumps(words)}\n".encode())
+    rng, load, keep = random.SystemRandom(), tokenizer.load, Responses.keep
+
+    def reply(problem, transcript):
+        note("asked", jax.process_index())
+        time.sleep(rng.uniform(0.005, 0.03))
+        said = rng.choice(["3", "+ 4", "Wait 5", "none", "grade"])
+        note("answered", said)
+        if said == "none":
+            return None
+        graded = stubbed_train.accept_half(problem, transcript[-1][1])
+        return graded if said == "grade" else Reply(said)
+
+    def kept(self, said):
+        names = [_turn(self, name) for name in said]
+        for name, payload in zip(names, said.values(), strict=True):
+            note("said", name, payload.decode())
+        keep(self, said)
+        note("kept", *(f"{self._journal._policy} {name}" for name in names))
+
+    tokenizer.load = lambda *where: dataclasses.replace(load(*where), stop_ids={*range(1, 11)})
+    stubbed_train.JUDGE = stubbed_train.JUDGE._replace(reply=reply)
+    Responses.keep = kept
+    return hooks
+
+
+def told(hooks: train.Hooks, log: str) -> train.Hooks:
+    """As `talks`, but each turn is given what the run used that wrote `log`. A turn that other
+    devices have drawn otherwise, at a tie, ends its response."""
+    lines = map(json.loads, pathlib.Path(log).read_text().splitlines())
+    said = {name: payload for kind, name, *payload in lines if kind == "said"}
+    hooks = talks(hooks, os.devnull)
+    Responses.recall = lambda self, name: said.get(_turn(self, name), ["null"])[0]
+    return hooks
+
+
+def _turn(store: Responses, name: bytes) -> str:
+    """A turn of one step: the policy of a step is another on other devices, by its last bits."""
+    return f"{store._journal._step} {name.hex()}"
+
+
 partial = functools.partial
 in_third_rollout = partial(stubbed_train.at, phase="rollout", times=3)
 FAULTS = {
@@ -216,6 +270,8 @@ FAULTS = {
     "break": partial(in_third_rollout, action=breaks),
     "flip": flipped,
     "unreadable": unreadable,
+    "talks": talks,
+    "told": told,
     "counted": counted,
     # No wait between the last tries of the last save.
     "impatient": partial(with_setting, module=saver, name="_LAST_WAIT_S", value=0.0),

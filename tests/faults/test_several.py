@@ -119,6 +119,31 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def test_replies_in_several_processes(run, server, tmp_path):
+    """Who is asked answers otherwise at each call. Two processes are killed while they sample, four
+    go on to the end. Given the same replies, two that are left alone come to the same bits, and one
+    process to the same run but for the order in which it adds up."""
+    log, flags = tmp_path / "replies", [f"--config.{field}" for field in harness.TURNS]
+    flags += ["--config.steps=5", "--config.checkpoint.every=5", "--config.mesh.fsdp=4"]
+    how = dict(devices=2, faults=[f"talks={log}"])
+    running = server.start_all(tmp_path / "many", 2, *SHORT, *flags, **how)
+    assert running[0].wait_for("rollout", 3) and running[0].wait_for("chunk", 2)
+    for process in running:
+        process.kill()
+    finish(running)
+    before = harness.replies(log)
+    first, *_ = run("many", 4, *flags, faults=[f"talks={log}"])
+    assert re.search(r"step \d+: \d+ responses or grades are there already", first)
+    said = harness.replies(log)
+    harness.assert_asked_once(said)
+    assert len(said.kept) > len(before.kept) + 20 > 40
+    assert said.awaited <= 1 and len(said.asked) - len(said.kept) <= 16  # rows of a chunk
+    run("two", 2, *flags, devices=2, faults=[f"told={log}"])
+    harness.assert_same_run(tmp_path / "two", tmp_path / "many", arrays=False)
+    run("one", 1, *flags, devices=4, faults=[f"told={log}"])
+    harness.assert_same_run_elsewhere(tmp_path / "one", tmp_path / "many", atol=1e-5)
+
+
 KILLED = -signal.SIGKILL
 NAMED = "error: process {} of 2 (host "
 COORDINATOR = "the coordinator 127.0.0.1:"
