@@ -26,7 +26,7 @@ from dapo_jax.reward import asking, functions, grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import ASSISTANT, Reply
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Part, Request, Response, Stats, Store, Watch
+from dapo_jax.rollout.engine import UNWATCHED, Engine, Part, Request, Response, Stats, Store, Watch
 
 _MARK = "turn-of-the-policy"  # stands for a turn's text in a chat template
 
@@ -216,10 +216,18 @@ class Talking(NamedTuple):
         return self.engine.decode_params(params, keep)
 
     def generate(
-        self, decode_params, requests: Sequence[Request], draw: Draw, watch: Watch, cut: Any = None
+        self,
+        decode_params,
+        requests: Sequence[Request],
+        draw: Draw,
+        watch: Watch = UNWATCHED,
+        *,
+        cut: Any = None,
+        on_tokens: Callable | None = None,
     ) -> tuple[list[Response], Stats]:
         """As `Engine.generate`; a response is all turns and replies of a row, together at most as
-        long as one. Rows of one chunk wait for one another's replies. ValueError: `cut` is set."""
+        long as one. Rows of one chunk wait for one another's replies. on_tokens: with whole
+        responses, at the end. ValueError: `cut` is set."""
         if cut:
             raise ValueError("config.eval.stop_strings: turns end by stop tokens; leave it empty")
         longest = draw.max_tokens or self.engine.response_tokens
@@ -245,4 +253,7 @@ class Talking(NamedTuple):
             return new
 
         _, stats = self.engine.generate(decode_params, requests, draw, watch, feed=feed)
-        return [row.response(self.engine.stop_ids) for row in rows], stats
+        responses = [row.response(self.engine.stop_ids) for row in rows]
+        for i, response in enumerate(responses if on_tokens else ()):
+            on_tokens(i, 0, response.tokens, response.logps)
+        return responses, stats
