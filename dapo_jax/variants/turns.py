@@ -22,7 +22,7 @@ from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.dynamic_sampling import Collected
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.dapo.state import State
-from dapo_jax.reward import asking, functions, grading
+from dapo_jax.reward import asking, grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import ASSISTANT, Reply
 from dapo_jax.rollout.draw import Draw
@@ -127,10 +127,12 @@ class Asker(NamedTuple):
         missing = [i for i, payload in enumerate(kept) if payload is None]
         jobs = [(self.problem(rows[i].request.stream), texts[i]) for i in missing]
 
+        settings = self.judge.settings
+
         def answers() -> list:
-            judge = self.judge
-            attempt = lambda job: functions.attempt(judge.reply, *job, asking.replied)
-            said = judge.pool.grade(jobs) if judge.pool else [*map(attempt, jobs)]
+            judge, limits = self.judge, (settings.concurrency, settings.timeout_s)
+            here = lambda: asking.replies(judge.reply, jobs, *limits)
+            said = judge.pool.grade(jobs) if judge.pool else here()
             asking.bear(judge, said)
             return [_plain(x) for x in said]
 
