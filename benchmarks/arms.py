@@ -14,6 +14,8 @@
     vapo                  VAPO, DAPO and naive GRPO on the quickstart: responses of about 13 tokens
     vapo_chains           the same from the base `careful` of lab/experiments/bases.py on problems
                           of 5 to 8 operations: 31 to 46 tokens, of which the first decides
+    turns                 configs/calculator.py, and the same without the tool: `rollout.turns=0`
+    turns_guess           configs/guess.py
 
 One base model (seed 0), from which every arm is trained once per seed, `--jobs` at a time; the same
 command resumes. Held-out accuracy is at T=1, with 4 samples a problem; between evaluations the
@@ -129,6 +131,13 @@ def vapo_fields(arm: str, out: pathlib.Path, *, chains: bool = False, **changes)
     return config.leaves(c) | changes
 
 
+def turns_fields(arm: str, out: pathlib.Path, **changes) -> dict:
+    c = file_config("guess" if arm == "guess" else "calculator")
+    if arm == "no tool":
+        c.rollout.turns, c.reward.reply = 0, ""
+    return config.leaves(c) | changes
+
+
 def chain_bases(out: pathlib.Path) -> list[pool.Task]:
     bases.write_problems(out / "data")
     skill, careful = (bases.folder(name, 0) for name in ("skill", "careful"))
@@ -214,10 +223,11 @@ def _evaluations(run: Run, end) -> np.ndarray:
     return figures.curve(run, TAG, "step")[1]
 
 
+FIRST, LAST = (lambda run, end, at=at: _evaluations(run, end)[at] for at in (0, -1))
 LEVEL = 0.9  # of curricula
 THOUSAND_TO = lambda run, end: tokens_to(run, LEVEL)[0] / 1e3
 CAME = lambda runs, plain, end: f"{sum(tokens_to(r, LEVEL)[1] for r in runs)} of {len(runs)}"
-EACH_SEED = lambda runs, plain, end: " ".join(f"{_evaluations(r, end)[-1]:.3f}" for r in runs)
+EACH_SEED = lambda runs, plain, end: " ".join(f"{LAST(r, end):.3f}" for r in runs)
 MILLIONS = last("M tokens", TOKENS, scale=1e6)
 AT_BOTH = (
     *scored("at {updates:.0f} updates", window(UPDATES)),
@@ -236,52 +246,42 @@ VAPO = (
     *AT_BOTH, last("M tokens", TOKENS, "{:.3f}", scale=1e6),
     last("length at the end", "response/length_mean", "{:.1f}"), Column("explained", _explained),
 )  # fmt: skip
+TURNS = (
+    *scored("before", FIRST), *scored("after", LAST, less="less that with the tool"),
+    last("turns of a response", "turns/mean"), MILLIONS,
+)  # fmt: skip
 STUDIES = {
     "quickstart": Study(
-        ("naive GRPO", "DAPO"),
-        quickstart_fields,
-        (
+        ("naive GRPO", "DAPO"), quickstart_fields, (
             *QUICKSTART,
             *scored("mean after the start", lambda run, end: _evaluations(run, end)[1:].mean(),
                     less="less that of naive GRPO"),
-            *scored("at {tokens:.2f} M tokens", last_within(TOKENS)),
-            MILLIONS,
+            *scored("at {tokens:.2f} M tokens", last_within(TOKENS)), MILLIONS,
         ),
     ),
     "quickstart_own_base": Study(
-        ("naive GRPO", "DAPO"),
-        quickstart_fields,
-        (
-            *scored("at the start", lambda run, end: _evaluations(run, end)[0]),
-            *QUICKSTART,
-            Column("seed by seed", EACH_SEED),
-        ),
+        ("naive GRPO", "DAPO"), quickstart_fields,
+        (*scored("at the start", FIRST), *QUICKSTART, Column("seed by seed", EACH_SEED)),
         own_base=True,
     ),
-    "recipes": Study(
-        ("dapo", *presets.RECIPES),
-        recipe_fields,
-        (*AT_BOTH, last("updates", UPDATES, "{:.0f}"), MILLIONS),
-    ),
+    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields,
+                     (*AT_BOTH, last("updates", UPDATES, "{:.0f}"), MILLIONS)),
     "curricula": Study(
-        tuple(CURRICULA),
-        curriculum_fields,
-        (
+        tuple(CURRICULA), curriculum_fields, (
             *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's"),
-            Column("came to it", CAME),
-            *scored("at the end", lambda run, end: _evaluations(run, end)[-1]),
+            Column("came to it", CAME), *scored("at the end", LAST),
             last("epochs", "data/epochs", "{:.1f}"),
             last("left out at the end", "curriculum/left_out", "{:.0f}"),
         ),
     ),
-    "staleness_quickstart": Study(
-        tuple(AGES), functools.partial(staleness_fields, "quickstart"), AGED
-    ),
-    "staleness_ladder": Study(tuple(AGES), functools.partial(staleness_fields, "ladder"), AGED),
+    **{f"staleness_{task}": Study(tuple(AGES), functools.partial(staleness_fields, task), AGED)
+       for task in ("quickstart", "ladder")},
     "vapo": Study(tuple(METHODS), vapo_fields, VAPO),
     "vapo_chains": Study(
         tuple(METHODS), functools.partial(vapo_fields, chains=True), VAPO, bases=chain_bases
     ),
+    "turns": Study(("calculator", "no tool"), turns_fields, TURNS),
+    "turns_guess": Study(("guess",), turns_fields, TURNS),
 }  # fmt: skip
 
 

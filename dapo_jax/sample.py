@@ -4,15 +4,16 @@
 
 The policy is the newest checkpoint of WORKDIR, else the model of config.model.path. The config is
 that of the run, unless --config names one. With config.tokenizer.chat the prompt goes through the
-chat template. --probs shows a line per token: its probability at the temperature, before any
-nucleus cut, and the vocabulary's spelling of the token.
+chat template; what turns are answered is shown as [reply: ...]. --probs shows a line per token: its
+probability at the temperature, before any nucleus cut, and the vocabulary's spelling of it.
 """
 
 import copy
 import functools
+import itertools
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from absl import flags
 from dapo_jax import build, parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema, validation
-from dapo_jax.data import prompts as prompts_lib, tokenizer as tokenizer_lib
+from dapo_jax.data import problems, prompts as prompts_lib, tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
 from dapo_jax.rollout.engine import Request, Response
 from dapo_jax.run import policy as policy_lib
@@ -35,7 +36,7 @@ class Screen:
 
     def __init__(self, tokenizer, n: int, limit: int, probs: bool, write: Callable[[str], None]):
         self.tokenizer, self.n, self.limit, self.probs = tokenizer, n, limit, probs
-        self.write = write
+        self.write, self.stops = write, [[stop] for stop in tokenizer.stop_ids]
         self.ids: list[list[int]] = [[] for _ in range(n)]
         self.logps: list[list[float]] = [[] for _ in range(n)]
         self.current, self.shown = -1, 0  # shown: characters, or with probs tokens
@@ -47,7 +48,7 @@ class Screen:
         while self.current < self.n:
             i = self.current
             ids = self.ids[i]
-            ended = len(ids) == self.limit or (ids and ids[-1] in self.tokenizer.stop_ids)
+            ended = len(ids) == self.limit or ids[-1:] in self.stops
             self._show(i, ended)
             if not ended:
                 return
@@ -62,14 +63,24 @@ class Screen:
         ids = self.ids[i]
         if self.probs:
             for id, logp in zip(ids[self.shown :], self.logps[i][self.shown :], strict=True):
-                self.write(f"{np.exp(logp):8.5f}  {self.tokenizer.token(id)!r}\n")
+                said = "   reply" if logp == np.inf else f"{np.exp(logp):8.5f}"
+                self.write(f"{said}  {self.tokenizer.token(id)!r}\n")
             self.shown = max(self.shown, len(ids))
             return
-        text = self.tokenizer.decode(ids)
+        text = marked(self.tokenizer, ids, self.logps[i])
         if not ended:  # an incomplete character decodes to these, which later tokens may change
             text = text.rstrip("\N{REPLACEMENT CHARACTER}")
         self.write(prompts_lib.visible(text[self.shown :]) + "\n" * ended)
         self.shown = max(self.shown, len(text))
+
+
+def marked(tokenizer, ids: Sequence[int], logps: Sequence[float]) -> str:
+    """The text of a response, each reply (tokens with a log-prob of inf) in a line of its own."""
+    text = ""
+    for reply, run in itertools.groupby(zip(ids, logps, strict=True), lambda x: x[1] == np.inf):
+        said = tokenizer.decode([token for token, _ in run])
+        text += f"\n[reply: {said.strip()}]\n" if reply else said
+    return text
 
 
 class Loaded(NamedTuple):
@@ -126,10 +137,16 @@ def encode(config, tokenizer, prompt: str) -> list[int]:
     return ids
 
 
-def draw(loaded: Loaded, ids: list[int], on_tokens=None, keep: bool = True) -> list[Response]:
-    """`config.eval.k` responses to the prompt `ids` at `config.eval.temperature` and `.top_p`.
-    keep: False = no more draws follow, so the engine may reuse the weights' memory."""
-    config, engine = loaded.config, loaded.machine.engine
+def draw(loaded: Loaded, prompt: str, on_tokens=None, keep: bool = True) -> list[Response]:
+    """`config.eval.k` responses to a prompt at `config.eval.temperature` and `.top_p`, of several
+    turns if so set. keep: False = no more draws follow, so the engine may reuse the memory of the
+    weights. ValueError: as `encode`, or a reply failed."""
+    config, said = loaded.config, (("user", prompt),)
+    ids = encode(config, loaded.tokenizer, prompt)
+    problem = problems.Problem(problems.ident(said), said, "", "")
+    judge = build.grading.judge(config.reward) if config.rollout.turns else None
+    text = build.Text(loaded.tokenizer, None, {}, [], judge)
+    engine = build.talking(config, loaded.machine, text, lambda position: problem).engine
     responses, _ = engine.generate(
         engine.decode_params(loaded.params, keep),
         [Request(ids, 0, i) for i in range(config.eval.k)],
@@ -154,7 +171,7 @@ def sample(
     loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
     screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)
-    responses = draw(loaded, encode(config, tokenizer, prompt), screen, keep=False)
+    responses = draw(loaded, prompt, screen, keep=False)
     return [tokenizer.decode(r.tokens.tolist()) for r in responses]
 
 

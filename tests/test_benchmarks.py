@@ -151,6 +151,7 @@ CHANGED = {
     "curricula": r"curriculum\.|rollout\.temperature",
     **dict.fromkeys(("staleness_quickstart", "staleness_ladder"), OF_STALENESS),
     **dict.fromkeys(("vapo", "vapo_chains"), OF_VAPO),
+    "turns": r"rollout\.turns|reward\.reply",
 }
 
 

@@ -58,7 +58,9 @@ def test_both_forms_are_read(tmp_path):
         ({"correct": 1}, "correct is '1', no bool"),
         ({"pieces": "abc"}, "pieces is no list"),
         ({"pieces": [1] * 5}, "pieces is '1', no str"),
-        ({"entropies": [0.1]}, "pieces, entropies, logps have different lengths"),
+        ({"entropies": [0.1]}, "pieces, entropies, logps, drawn have different lengths"),
+        ({"drawn": [1]}, "pieces, entropies, logps, drawn have different lengths"),
+        ({"drawn": [True] * 5}, "drawn is 'True', no int"),
         ("[]", "no JSON object"),
         ('{"problem": "x"}', "no 'prompt'; rows of a run's rollouts/ have it"),
     ],
@@ -120,6 +122,27 @@ def test_equal_answers_are_shown_once_with_their_number():
     )
     _, shown = safe(tokens.page("q", [answer("a", "b"), answer("a", "c"), answer("a", "b")]))
     assert re.findall(r"(\d) x 2 tokens", shown) == ["2", "1"] and "right" not in shown
+
+
+def test_who_wrote_what_is_told(tmp_path):
+    """A reply's tokens have a color and a title of their own, in both pages."""
+    put(tmp_path, 1, [NEW | {"drawn": [1, 0, 0, 1, 1]}])
+    (sample,) = browse.read(str(tmp_path))
+    spans = browse.spans(sample)
+    assert [title == browse.REPLY for *_, title in spans] == [False, True, True, False, False]
+    seen = [tokens.Token(p, -0.5, 0.1, [], n != 1) for n, p in enumerate(("a", "<b>", "c"))]
+    answer = tokens.Answer("a<b>c", None, False, seen)
+    assert answer.mean_entropy == pytest.approx(0.1)
+    blue = f"background:{browse.shade(-1)}"
+    for page, replies in (
+        (browse.page([sample]), ["2", "Answer:"]), (tokens.page("q", [answer]), ["<b>"])
+    ):  # fmt: skip
+        tags, shown = safe(page)
+        marked = [of for tag, of in tags if of.get("title") == browse.REPLY]
+        assert [of["style"] for of in marked] == [blue] * len(replies) and browse.REPLY in shown
+        assert all(text in shown for text in replies)
+    rows = [of.get("style", "") for tag, of in safe(tokens.table(seen))[0] if tag == "tr"]
+    assert [blue in style for style in rows] == [False, False, True, False]
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=40))

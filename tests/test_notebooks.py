@@ -169,8 +169,7 @@ def test_tokens_are_what_the_sampler_drew(fresh):
     """Log-probs and entropies of one forward pass are the sampler's own records."""
     loaded = tokens.open_run(str(fresh), n=4, temperature=0.8)
     prompt, answer = tokens.problems(str(fresh))[0]
-    ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
-    responses, answers = sample.draw(loaded, ids), tokens.answers(loaded, prompt, answer, top=48)
+    responses, answers = sample.draw(loaded, prompt), tokens.answers(loaded, prompt, answer, top=48)
     assert len(responses) == len(answers) == 4
     for response, seen in zip(responses, answers, strict=True):
         np.testing.assert_allclose(response.logps, [t.logp for t in seen.tokens], atol=1e-4)

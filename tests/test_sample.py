@@ -53,7 +53,7 @@ def test_characters_come_whole(byte_tokenizer):
         shown = []
         screen = sample.Screen(tokenizer, 1, 100, False, shown.append)
         for i in range(0, len(ids), step):
-            screen(0, i, np.array(ids[i : i + step]), np.zeros(step))
+            screen(0, i, np.array(ids[i : i + step]), np.zeros(len(ids[i : i + step])))
             assert text.startswith("".join(shown).removesuffix("\n"))
         assert "".join(shown) == text + "\n"
     # bytes that are no text are shown at the end, and not waited for forever
@@ -70,12 +70,27 @@ def test_completions_come_in_order_and_may_start_again(byte_tokenizer):
     say = lambda i, start, text, *stop: screen(
         i, start, np.array([*tokenizer.encode(text), *stop]), np.zeros(len(text) + len(stop))
     )
-    say(0, 0, "ab")
+    say(0, 0, "ab")  # nothing yet of the second
     say(1, 0, "xyzw")
     assert "".join(shown) == "--- 1 of 2\nab"
     say(0, 0, "ab")  # made again from its beginning
     say(0, 2, "c", end)
     assert "".join(shown) == "--- 1 of 2\nabc\n--- 2 of 2\nxyzw\n"
+
+
+def test_replies_are_marked(byte_tokenizer):
+    tokenizer, _ = byte_tokenizer
+    end = [*tokenizer.stop_ids]
+    parts = [("4 + 2", -1.0), ("\n6\x1b", np.inf), ("So 6", -1.0)]
+    ids = [(tokenizer.encode(text), logp) for text, logp in parts]
+    tokens = [*ids[0][0], *end, *ids[1][0], *ids[2][0], *end]
+    logps = [-1.0] * 6 + [np.inf] * len(ids[1][0]) + [-1.0] * 5
+    for probs, want in ((False, "4 + 2\n[reply: 6\\u{1b}]\nSo 6\n"), (True, " 0.36788  '4'\n")):
+        shown = []
+        sample.Screen(tokenizer, 1, 99, probs, shown.append)(
+            0, 0, np.array(tokens), np.array(logps)
+        )
+        assert "".join(shown).startswith(want) and ("   reply  '6'\n" in shown) == probs
 
 
 def draws(c, prompt="6 * 7", **settings):
@@ -99,6 +114,25 @@ def test_shown_is_drawn(model):
     chat, _ = draws(c, n=1, max_tokens=20)
     c.tokenizer.chat = False
     assert chat != greedy[:1] and chat == draws(c, "6 * 7!", n=1, max_tokens=20)[0]
+
+
+@pytest.mark.slow
+def test_turns_are_answered(model, tmp_path):
+    """What is shown is the row with its replies, and a tool that fails is a line."""
+    c, (tool, reply) = copy.deepcopy(model), (tmp_path / "tool.py", "def reply(problem, said):\n")
+    tool.write_text(
+        f"from dapo_jax.reward.tools import Reply\n{reply}"
+        "    return Reply(f'{problem.messages[0][1]} {len(said)}')\n"
+    )
+    c.rollout.turns, c.rollout.max_response_tokens, c.reward.reply = 2, 400, f"{tool}:reply"
+    texts, shown = draws(c, n=2, max_tokens=400)
+    for text, seen in zip(texts, shown.split("--- ")[1:], strict=True):
+        replies = re.findall(r"^\[reply: 6 \* 7 (\d)\]$", seen, re.M)
+        assert replies == ["1", "3"][: text.count("6 * 7")]
+    assert "[reply: 6 * 7 1]" in shown
+    tool.write_text(f"{reply}    1 / 0\n")
+    with pytest.raises(ValueError, match="division by zero"):
+        draws(c, n=2, max_tokens=400)
 
 
 def test_refusals_and_a_warning(model, tmp_path, capsys):

@@ -164,7 +164,7 @@ def test_killed_it_is_given_the_same_replies(tmp_path, monkeypatch):
 # --- Tools that fail -----------------------------------------------------------------------------
 
 HOSTILE = """
-import os, signal, sys, time
+import asyncio, ctypes, os, signal, sys, time
 from dapo_jax.reward.grading import Grade
 from dapo_jax.reward.tools import Reply
 
@@ -183,6 +183,16 @@ def reply(problem, transcript):
     if said.startswith("exec "):
         exec(said[5:])
     return eval(said) if not said.startswith("exec ") else None
+
+here = []
+
+async def later(problem, transcript):
+    said = transcript[-1][1]
+    here.append(said)
+    while said == "all" and len(here) < 5:  # where one waits for the other, none comes back
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(60 if said == "never" else 0)
+    return Reply("all are here") if said == "all" else eval(said)
 """
 GAVE = r"it has to be Reply\(text\), a Grade"
 WRONG = {  # what a turn makes the tool do -> what the run says of it
@@ -226,6 +236,8 @@ KILLED = {  # in a worker process
     "os.kill(0, signal.SIGKILL)": "ended its process",
     "exec os.closerange(3, 99)": "ended its process",
     "os.system('kill -9 $PPID')": "ended its process",
+    "ctypes.string_at(0)": "ended its process",
+    "exec while True: print('flood ' * 9999)": "took more than 2 s",
 }
 
 
@@ -237,14 +249,18 @@ def answers(tmp_path_factory):
     problem = Problem("7", (("user", "?"),), "3", "source", {})
     judges = {}
 
-    def ask(turn: str, on_error: str = "stop", workers: int = 0):
-        if (on_error, workers) not in judges:
+    def ask(
+        turn: str, on_error: str = "stop", workers: int = 0, name: str = "reply", rows: int = 1
+    ):
+        how = name, on_error, workers
+        if how not in judges:
             c = config.base().reward
-            c.reply, c.on_error, c.workers, c.timeout_s = f"{file}:reply", on_error, workers, 2.0
-            judges[on_error, workers] = grading.judge(c)
-        asker = turns.Asker(judges[on_error, workers], lambda position: problem, Store(), [])
-        row = turns.Row(Request([1], 0, 0))
-        return asker.ask(Draw(0), [row], [(("assistant", turn),)])[0]
+            c.reply, c.on_error, c.workers, c.timeout_s = f"{file}:{name}", on_error, workers, 2.0
+            judges[how] = grading.judge(c)
+        asker = turns.Asker(judges[how], lambda position: problem, Store(), [])
+        asked = [turns.Row(Request([1], 0, i)) for i in range(rows)]
+        said = asker.ask(Draw(0), asked, [(("assistant", turn),)] * rows)
+        return said[0] if rows == 1 else said
 
     return ask
 
@@ -272,8 +288,19 @@ def test_what_is_right_comes_back_as_it_was(answers):
         "Reply('漢 \\n\\x00')": Reply("漢 \n\x00"), "Reply('a', role='user')": Reply("a", "user"),
         "None": None, "Grade(True)": Grade(1.0), "Grade(0.5, None, 'x', {'a': 1})":
         Grade(0.5, None, "x", {"a": 1.0}), "exec print('loud ' * 10)": None,
+        "Reply('flood ' * 10**6)": Reply("flood " * 10**6),
     }.items():  # fmt: skip
         assert answers(turn) == answers(turn, "miss", 1) == said
+
+
+def test_an_async_tool_waits_for_many_at_a_time(answers):
+    """It is asked as an async reward is, also in a worker."""
+    assert answers("all", "stop", 0, "later", rows=5) == [Reply("all are here")] * 5
+    for workers in (0, 1):
+        ask = lambda turn, workers=workers: answers(turn, "miss", workers, "later")
+        assert ask("Reply('a')") == Reply("a") and ask("None") is None
+        assert "division by zero" in ask("1 / 0").cause and "no grade" in ask("5").cause
+        assert "took more than 2 s" in ask("never").cause
 
 
 # --- Replies as tokens ---------------------------------------------------------------------------

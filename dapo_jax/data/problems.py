@@ -62,6 +62,11 @@ class Reading(NamedTuple):
 _USUAL = Reading()
 
 
+def ident(messages: prompts.Messages) -> str:
+    """`Problem.id`."""
+    return hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
+
+
 def refusal(path: Path, row: int, bad: BadRow) -> str:
     """One line that names the row, with the value shortened to fit on it."""
     field, value, reason = bad.args
@@ -134,8 +139,7 @@ def _gathered(paths: Sequence[Path], how: Reading) -> tuple[list[Problem], Repor
                 continue
             if not answers:
                 source = raw.source or path.name.split(".")[0]
-                digest = hashlib.sha256(json.dumps(raw.messages).encode()).hexdigest()
-                problem = raw._replace(id=digest[:16], answer=answer, source=source)
+                problem = raw._replace(id=ident(raw.messages), answer=answer, source=source)
                 first[raw.messages] = problem
             answers.setdefault(answer, f"{path} row {number}")
         if count == before:

@@ -1,7 +1,7 @@
 """The user's functions are asked: for a grade, or for a reply to a turn (tools.py). No JAX."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data.problems import Problem
@@ -16,14 +16,25 @@ def answer(named: Rewards, problem: Problem, response, limit_s: float):
     """The grade of a response, the grades of all to a problem (texts), or the answer to a
     transcript (pairs of role and text). limit_s: for an async function."""
     if response and isinstance(response[0], tuple):
-        return functions.attempt(named.reply, problem, response, replied)
-    (said,) = functions.attempts(named.score, [(problem, response)], 1, limit_s)
+        (said,) = replies(named.reply, [(problem, response)], 1, limit_s)
+    else:
+        (said,) = functions.attempts(named.score, [(problem, response)], 1, limit_s)
     return said
 
 
-def replied(reply: Callable, problem: Problem, transcript: tuple) -> Reply | Grade | None:
-    """What `reply` answers to the last turn of a transcript. NoGrade: it is no answer."""
-    given = reply(problem, transcript)
+def replies(reply: Callable, jobs: Sequence[tuple], at_once: int, limit_s: float) -> list:
+    """What `reply` answers to each (problem, transcript), or why it failed, in order. An async one
+    is asked as an async reward is: `functions.attempts`."""
+    here = lambda reply, *job: replied(reply, job[0], reply(*job))
+
+    async def later(reply, *job):
+        return replied(reply, job[0], await reply(*job))
+
+    return functions.attempts(reply, jobs, at_once, limit_s, here, later)
+
+
+def replied(reply: Callable, problem: Problem, given) -> Reply | Grade | None:
+    """What `reply` gave for a turn. NoGrade: it is no answer."""
     if given is None or (isinstance(given, Reply) and given.whole()):
         return given
     if not isinstance(given, Grade) or (grade := functions.checked(given)) is None:

@@ -34,16 +34,23 @@ class Form(NamedTuple):
         return self.call(problem, response)
 
 
+def waits(function: Callable) -> bool:
+    """Whether what it returns has to be awaited."""
+    if isinstance(function, Form):
+        return function.waits
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
 def of(function: Callable, place: str = "reward:") -> Form:
     """The form of a function. ValueError, which begins with `place`: it takes other parameters."""
     if isinstance(function, Form):
         return function
-    waits = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    later = waits(function)
     name = getattr(function, "__name__", "a function")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # of C code
-        return Form(function, False, waits, name)
+        return Form(function, False, later, name)
     kinds = [p.kind for p in parameters.values()]
     open_ended = inspect.Parameter.VAR_KEYWORD in kinds
     # Without a default, and to be had by name
@@ -63,10 +70,10 @@ def of(function: Callable, place: str = "reward:") -> Form:
         except TypeError:
             good = False
         if good:
-            return Form(function, second == ["responses"], waits, name)
+            return Form(function, second == ["responses"], later, name)
     if not good:
         raise ValueError(f"{place} {name}{inspect.signature(function)} is none: {ABOUT}"[:400])
-    if waits:
+    if later:
 
         async def call(problem, response):
             return read(await function(**ask(problem, response)))
@@ -75,7 +82,7 @@ def of(function: Callable, place: str = "reward:") -> Form:
         def call(problem, response):
             return read(function(**ask(problem, response)))
 
-    return Form(call, "completions" in parameters, waits, name)
+    return Form(call, "completions" in parameters, later, name)
 
 
 def _as_verl(problem: Problem, response: str) -> dict[str, Any]:

@@ -295,16 +295,18 @@ def attempt(score: Score, problem: Problem, response: Response, check=graded):
 
 
 def attempts(
-    score: Score, jobs: Sequence[tuple[Problem, Response]], at_once: int, limit_s: float
-) -> list[Grade | list[Grade] | Failed]:
+    score: Score, jobs: Sequence[tuple[Problem, Response]], at_once: int, limit_s: float,
+    check: Callable = graded, later: Callable = awaited,
+) -> list[Grade | list[Grade] | Failed]:  # fmt: skip
     """`attempt` of each job, in order. If the score waits, up to `at_once` jobs wait together and
-    each has `limit_s` seconds. ValueError: it does not wait but blocks."""
-    if not forms.of(score).waits:
-        return [attempt(score, *job) for job in jobs]
+    each has `limit_s` seconds. later: `check` of such a score. ValueError: it does not wait but
+    blocks."""
+    if not forms.waits(score):
+        return [attempt(score, *job, check) for job in jobs]
 
     async def one(job: tuple[Problem, Response]):
         try:
-            return await awaited(score, *job)
+            return await later(score, *job)
         except BaseException as error:
             return raised(job[0], error)
 

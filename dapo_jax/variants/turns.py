@@ -22,11 +22,11 @@ from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.dynamic_sampling import Collected
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.dapo.state import State
-from dapo_jax.reward import asking, functions, grading
+from dapo_jax.reward import asking, grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import ASSISTANT, Reply
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Part, Request, Response, Stats, Store, Watch
+from dapo_jax.rollout.engine import UNWATCHED, Engine, Part, Request, Response, Stats, Store, Watch
 
 _MARK = "turn-of-the-policy"  # stands for a turn's text in a chat template
 
@@ -127,10 +127,12 @@ class Asker(NamedTuple):
         missing = [i for i, payload in enumerate(kept) if payload is None]
         jobs = [(self.problem(rows[i].request.stream), texts[i]) for i in missing]
 
+        settings = self.judge.settings
+
         def answers() -> list[str]:
-            judge = self.judge
-            attempt = lambda job: functions.attempt(judge.reply, *job, asking.replied)
-            said = judge.pool.grade(jobs) if judge.pool else [*map(attempt, jobs)]
+            judge, limits = self.judge, (settings.concurrency, settings.timeout_s)
+            here = lambda: asking.replies(judge.reply, jobs, *limits)
+            said = judge.pool.grade(jobs) if judge.pool else here()
             asking.bear(judge, said)
             new = [json.dumps(_plain(x)) for x in said]
             # Before anybody uses one of them: what was used is never asked again.
@@ -218,10 +220,18 @@ class Talking(NamedTuple):
         return self.engine.decode_params(params, keep)
 
     def generate(
-        self, decode_params, requests: Sequence[Request], draw: Draw, watch: Watch, cut: Any = None
+        self,
+        decode_params,
+        requests: Sequence[Request],
+        draw: Draw,
+        watch: Watch = UNWATCHED,
+        *,
+        cut: Any = None,
+        on_tokens: Callable | None = None,
     ) -> tuple[list[Response], Stats]:
         """As `Engine.generate`; a response is all turns and replies of a row, together at most as
-        long as one. Rows of one chunk wait for one another's replies. ValueError: `cut` is set."""
+        long as one. Rows of one chunk wait for one another's replies. on_tokens: with whole
+        responses, at the end. ValueError: `cut` is set."""
         if cut:
             raise ValueError("config.eval.stop_strings: turns end by stop tokens; leave it empty")
         longest = draw.max_tokens or self.engine.response_tokens
@@ -247,4 +257,7 @@ class Talking(NamedTuple):
             return new
 
         _, stats = self.engine.generate(decode_params, requests, draw, watch, feed=feed)
-        return [row.response(self.engine.stop_ids) for row in rows], stats
+        responses = [row.response(self.engine.stop_ids) for row in rows]
+        for i, response in enumerate(responses if on_tokens else ()):
+            on_tokens(i, 0, response.tokens, response.logps)
+        return responses, stats

@@ -22,7 +22,7 @@ KINDS = ("right", "wrong", "truncated", "graded")
 
 class Sample(NamedTuple):
     """A row of rollouts/step_NNNNNN.jsonl. Runs of older versions lack what has a default here.
-    pieces, entropies (nats), logps: one per response token, or none at all."""
+    pieces, entropies (nats), logps, drawn (0: of a reply): one per token, or none at all."""
 
     step: int
     problem: str
@@ -39,6 +39,7 @@ class Sample(NamedTuple):
     pieces: Sequence[str] = ()
     entropies: Sequence[float] = ()
     logps: Sequence[float] = ()
+    drawn: Sequence[int] = ()
 
     @property
     def kind(self) -> str:
@@ -48,7 +49,7 @@ class Sample(NamedTuple):
 
 # Of a row's fields; a list of one type is a list of such values. All others are text.
 _TYPES = {"correct": bool, "truncated": bool, "tokens": int, "mean_entropy": float, "reward": float}
-_LISTS = {"pieces": [str], "entropies": [float], "logps": [float]}
+_LISTS = {"pieces": [str], "entropies": [float], "logps": [float], "drawn": [int]}
 
 
 def steps(path: str) -> list[int]:
@@ -89,8 +90,8 @@ def _sample(step: int, text: str, where: str) -> Sample:
             raise ValueError(f"{where}: no {name!r}; rows of a run's rollouts/ have it")
         kind = (_TYPES | _LISTS).get(name, str)
         fields[name] = _cast(row[name], kind, f"{where}: {name}")
-    pieces, entropies, logps = (len(fields.get(n, ())) for n in _LISTS)
-    if entropies not in (0, pieces) or logps not in (0, entropies):
+    pieces, entropies, logps, drawn = (len(fields.get(n, ())) for n in _LISTS)
+    if entropies not in (0, pieces) or logps not in (0, entropies) or drawn not in (0, pieces):
         raise ValueError(f"{where}: {', '.join(_LISTS)} have different lengths")
     return Sample(**fields)
 
@@ -139,14 +140,15 @@ def about(s: Sample) -> str:
     return ", ".join(filter(None, words))
 
 
+REPLY = "a reply to the policy, which did not write it"
 HOT = 2.0  # nats from which on the color is full: a choice among e^2 = 7 equal tokens
 COLORS = {"right": "#009E73", "wrong": "#D55E00", "truncated": "#CC79A7", "graded": "#999"}
 
 
 def shade(nats: float) -> str:
-    """Background of a token: white at 0, orange from `HOT` on."""
+    """Background of a token: white at 0, orange from `HOT` on; blue below 0, for a reply."""
     part = min(max(nats, 0.0), HOT) / HOT if math.isfinite(nats) else 0.0
-    return f"rgba(230,110,0,{0.85 * part:.3f})"
+    return "rgba(0,114,178,0.300)" if nats < 0 else f"rgba(230,110,0,{0.85 * part:.3f})"
 
 
 def aligned(pieces: Sequence[str], text: str) -> list[str]:
@@ -169,14 +171,16 @@ def aligned(pieces: Sequence[str], text: str) -> list[str]:
 
 
 def spans(s: Sample) -> list[tuple[str, float, str]]:
-    """(text, nats, what shows when the pointer is on it) of each token of a sample; none where it
-    has no entropies."""
+    """(text, nats or -1 for a reply, what shows when the pointer is on it) of each token of a
+    sample; none where it has no entropies."""
     titles = [f"{nats:.3f} nats" for nats in s.entropies]
     if s.logps:
         chances = (math.exp(min(logp, 0.0)) for logp in s.logps)
         titles = [f"{t}, probability {p:.4f}" for t, p in zip(titles, chances, strict=True)]
     pieces = aligned(s.pieces, s.response)
-    return list(zip(pieces, s.entropies, titles, strict=True)) if titles else []
+    found = zip(pieces, s.entropies, titles, strict=True) if titles else ()
+    drawn = s.drawn or [1] * len(titles)
+    return [x if own else (x[0], -1.0, REPLY) for x, own in zip(found, drawn, strict=True)]
 
 
 def html(macro: str, *arguments) -> str:
@@ -184,7 +188,8 @@ def html(macro: str, *arguments) -> str:
     loader = jinja2.PackageLoader("dapo_jax.lab.dynamics", "")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     environment.filters |= {"visible": visible, "shade": shade, "about": about, "spans": spans}
-    environment.globals |= {"colors": COLORS, "marks": [HOT * i / 4 for i in range(5)]}
+    marks = [HOT * i / 4 for i in range(5)]
+    environment.globals |= {"colors": COLORS, "marks": marks, "reply": REPLY}
     return str(getattr(environment.get_template("pages.html").module, macro)(*arguments))
 
 

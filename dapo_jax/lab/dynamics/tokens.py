@@ -28,12 +28,13 @@ _CHUNK = 64  # tokens whose logits are made at a time
 
 
 class Token(NamedTuple):
-    """One drawn token; probabilities at the sampling temperature, before any nucleus cut."""
+    """One token; probabilities at the sampling temperature, before any nucleus cut."""
 
     piece: str  # its text alone
     logp: float
     entropy: float  # nats
     others: list[tuple[str, float]]  # the likeliest tokens (it may be among them), probability
+    drawn: bool = True  # False: a reply's
 
 
 class Answer(NamedTuple):
@@ -44,7 +45,7 @@ class Answer(NamedTuple):
 
     @property
     def mean_entropy(self) -> float:
-        return float(np.mean([t.entropy for t in self.tokens]))
+        return float(np.mean([t.entropy for t in self.tokens if t.drawn]))
 
 
 def open_run(
@@ -85,11 +86,12 @@ def answers(
     """Draw answers to a prompt and look at every token. answer: the right one, for the verifier.
     ValueError: the prompt is empty or too long."""
     ids = sample.encode(loaded.config, loaded.tokenizer, prompt)
-    mode, out = loaded.config.reward.verifier, []
-    for response in sample.draw(loaded, ids):
-        text = loaded.tokenizer.decode(response.tokens.tolist())
-        verdict = verifiers.verify(text, answer, mode, prompt) if answer else None
-        tokens = look(loaded, ids, response.tokens.tolist(), top)
+    mode, decode, out = loaded.config.reward.verifier, loaded.tokenizer.decode, []
+    for response in sample.draw(loaded, prompt):
+        text, last = map(decode, (response.tokens.tolist(), response.last_turn.tolist()))
+        verdict = verifiers.verify(last, answer, mode, prompt) if answer else None
+        seen = zip(look(loaded, ids, response.tokens.tolist(), top), response.drawn, strict=True)
+        tokens = [token._replace(drawn=bool(drawn)) for token, drawn in seen]
         out.append(Answer(text, verdict, response.truncated, tokens))
     return out
 
@@ -147,7 +149,8 @@ def page(prompt: str, drawn: Sequence[Answer]) -> str:
         shown = browse.Sample(
             step=0, problem="", prompt=prompt, response=a.text, answer="", tokens=len(pieces),
             truncated=a.truncated, mean_entropy=a.mean_entropy, pieces=pieces,
-            entropies=[t.entropy for t in a.tokens], logps=[t.logp for t in a.tokens], **judged,
+            entropies=[t.entropy for t in a.tokens], logps=[t.logp for t in a.tokens],
+            drawn=[int(t.drawn) for t in a.tokens], **judged,
         )  # fmt: skip
         rows.append((shown, times[pieces]))
     return browse.html("answers", prompt, rows)
@@ -163,5 +166,5 @@ def table(tokens: Sequence[Token]) -> str:
     for i, t in enumerate(tokens, 1):
         others = [f"{quoted(piece)} {p:.3f}" if p >= 0.0005 else "" for piece, p in t.others]
         cells = [str(i), quoted(t.piece), f"{math.exp(t.logp):.4f}", f"{t.entropy:.3f}", *others]
-        rows.append((t.entropy, cells))
+        rows.append((t.entropy if t.drawn else -1.0, cells))
     return browse.html("table", names, rows)
