@@ -4,12 +4,14 @@ import functools
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.pallas.triton import pallas_call_registration as triton_call
 from jax.sharding import Mesh
 
 from dapo_jax import config, parallel, plan
-from dapo_jax.model import qwen2
+from dapo_jax.model import paged_triton, qwen2
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.settings import Rollout
 
@@ -20,7 +22,7 @@ RULES = config.base().sharding
 class Device:
     """A GPU that is not there; jax asks a CPU's client about all else."""
 
-    platform, device_kind, process_index = "gpu", "described", 0
+    platform, device_kind, process_index = "gpu", "NVIDIA H100 80GB HBM3", 0
 
     def __init__(self, number: int):
         self.id = number
@@ -34,9 +36,12 @@ def mesh_of_gpus(*sizes: int) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), parallel.AXES)
 
 
-def lowered(call: parallel.Call) -> str:
+def lowered(call: parallel.Call, mesh: Mesh | None = None) -> str:
     """StableHLO, the kernels of Pallas inside as calls with their grids."""
-    return call.program.trace(*call.arguments).lower(lowering_platforms=("cuda",)).as_text()
+    mesh = mesh or mesh_of_gpus(1, 1, 1)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # jax 0.12 asks what GPU it is
+        traced = call.program.trace(*call.arguments)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 @functools.cache
@@ -47,7 +52,8 @@ def engine(sizes, slots, **how) -> Engine:
 
 
 def decode(sizes, slots, name="full", **how) -> str:
-    return lowered(engine(sizes, slots, **how).calls(qwen2.abstract(SHAPE)).decode[name])
+    made = engine(sizes, slots, **how)
+    return lowered(made.calls(qwen2.abstract(SHAPE)).decode[name], made.mesh)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 1), (1, 2, 2)], ids=str)
@@ -79,3 +85,33 @@ def test_guesses_are_looked_at_after_each_token():
     """A program in which a row's limit is the next token would draw seven more for nothing."""
     text = decode((1, 1, 1), 16, draft_tokens=4, draft_places=16)
     assert text.count("stablehlo.while") == 1
+
+
+def test_the_kernel_counts_a_large_pool_in_64_bits(monkeypatch):
+    """More than 2^31 numbers need it. As jax lowers the kernel, bfloat16 has it from there on, and
+    int8 beyond 2^32 alone: `rules.check_cache` refuses what is between."""
+    lowering, texts = triton_call.lowering.lower_jaxpr_to_triton_module, []
+
+    def spied(*args, **how):
+        out = lowering(*args, **how)
+        texts.append(str(out.module))
+        return out
+
+    monkeypatch.setattr(triton_call.lowering, "lower_jaxpr_to_triton_module", spied)
+    monkeypatch.setattr(parallel, "platform", lambda: "gpu")
+    array, page = jax.ShapeDtypeStruct, 64 * 128
+
+    def wide(numbers, dtype):
+        N = numbers // (2 * page)
+        pages = [array((2, N, *size), dtype) for size in ((64, 128), (128, 64))]
+        pages += [array((2, N, 2, 128), jnp.float32)] * (dtype == jnp.int8)
+        q, rows = (
+            array((16, 14, 64), jnp.bfloat16),
+            (array(n, jnp.int32) for n in ((16, 18), (16,))),
+        )
+        lowered(parallel.Call(jax.jit(paged_triton.attend), (q, pages, 0, *rows)))
+        return "tensor<64x128xi64>" in texts.pop()
+
+    for dtype, most in ((jnp.bfloat16, 2**31), (jnp.int8, 2**32)):
+        assert not wide(most, dtype)
+        assert wide(most + 2 * page, dtype)

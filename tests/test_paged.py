@@ -5,12 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import typed
-from jax._src.pallas.triton import pallas_call_registration as triton_call
 from jax.experimental.pallas import tpu as pltpu
 from rounding import EPS, assert_near, reference
 from test_attention import oracle
 
-from dapo_jax import parallel
 from dapo_jax.model import paged, paged_triton, qwen2
 
 H, K, D = 6, 2, 16
@@ -153,37 +151,6 @@ def test_few_rows_are_shared_out():
     assert of(4, 157) == [1, 1, 1, 4, 39]
     assert of(2, 18) == [1, 1, 2, 4, 4]
     assert of(2, 7) == [1] * 5
-
-
-def test_the_gpu_kernel_counts_a_large_pool_in_64_bits(monkeypatch):
-    """More than 2^31 numbers need it. As jax lowers the kernel, bfloat16 has it from there on, and
-    int8 beyond 2^32 alone: `rules.check_cache` refuses what is between."""
-    lowering, texts = triton_call.lowering.lower_jaxpr_to_triton_module, []
-
-    def spied(*args, **how):
-        out = lowering(*args, **how)
-        texts.append(str(out.module))
-        return out
-
-    monkeypatch.setattr(triton_call.lowering, "lower_jaxpr_to_triton_module", spied)
-    monkeypatch.setattr(parallel, "platform", lambda: "gpu")
-    array, page = jax.ShapeDtypeStruct, 64 * 128
-
-    def wide(numbers, dtype):
-        N = numbers // (2 * page)
-        pages = [array((2, N, *size), dtype) for size in ((64, 128), (128, 64))]
-        pages += [array((2, N, 2, 128), jnp.float32)] * (dtype == jnp.int8)
-        q, rows = (
-            array((16, 14, 64), jnp.bfloat16),
-            (array(n, jnp.int32) for n in ((16, 18), (16,))),
-        )
-        traced = jax.jit(paged_triton.attend).trace(q, pages, 0, *rows)
-        traced.lower(lowering_platforms=("cuda",))
-        return "tensor<64x128xi64>" in texts.pop()
-
-    for dtype, most in ((jnp.bfloat16, 2**31), (jnp.int8, 2**32)):
-        assert not wide(most, dtype)
-        assert wide(most + 2 * page, dtype)
 
 
 # Heads of 32B, 7B, 1.5B and 0.5B by device, and an odd one: (query, key/value, width)
