@@ -138,7 +138,8 @@ def programs(
         traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
-    jit = functools.partial(jax.jit, compiler_options=parallel.compiler_options(mesh))
+    options = parallel.compiler_options(mesh, decode=True)
+    jit = functools.partial(jax.jit, compiler_options=options)
 
     def decode(mode):
         f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, mode)
