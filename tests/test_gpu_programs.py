@@ -10,6 +10,7 @@ import pytest
 from jax._src.pallas.triton import pallas_call_registration as triton_call
 from jax.sharding import Mesh
 
+from benchmarks import gpu_roofline
 from dapo_jax import config, parallel, plan
 from dapo_jax.model import paged_triton, qwen2
 from dapo_jax.rollout.engine import Engine
@@ -115,3 +116,30 @@ def test_the_kernel_counts_a_large_pool_in_64_bits(monkeypatch):
     for dtype, most in ((jnp.bfloat16, 2**31), (jnp.int8, 2**32)):
         assert not wide(most, dtype)
         assert wide(most + 2 * page, dtype)
+
+
+def test_the_roofline_is_of_the_bytes_and_products_of_the_shape():
+    """Of 0.5B: 494 million weights, tied to the head; 24 layers with two heads of 64 keys, 14 of
+    queries. Programs that run have the same shares of a row."""
+    work = gpu_roofline.decode(plan.qwen2_5("0.5B"), 256, 512)
+    weights, V, token = 494_032_768, 151_936, 24 * 2 * 2 * 64 * 2
+    assert work.bytes == {
+        "weights": 2 * weights, "keys": 256 * 512 * token, "logits": 7 * 256 * V * 4
+    }  # fmt: skip
+    assert work.flops == 256 * (2 * weights + 4 * 512 * 24 * 14 * 64)
+    hbm, products = work.seconds("NVIDIA H100")
+    assert hbm == pytest.approx(1.1e-3, rel=0.01) and products < hbm
+    few = gpu_roofline.decode(plan.qwen2_5("0.5B"), 16, 512, row_tokens=20_256)
+    assert {(16, 2, few.shares)} == grids(decode((1, 1, 1), 256, "full, 16 slots"))
+    for again, passes in ((False, 3), (True, 4)):
+        update = gpu_roofline.update(plan.qwen2_5("0.5B"), 4096, again)
+        attention = 2 * 24 * 14 * 64 * 2 * 2048**2
+        assert update.flops == passes * (2 * weights * 4096 + attention)
+
+
+def test_the_roofline_waits_for_what_is_measured(capsys):
+    name = "0.5B: decode, 256 rows of 512 tokens"
+    out = gpu_roofline.table(measured={name: 2.2e-3})
+    rows = {row[0]: row for row in out.rows}
+    assert rows[name][-2:] == ["2.20", "50%"]
+    assert rows[name.replace("0.5B", "7B")][-2:] == ["unmeasured", ""]
