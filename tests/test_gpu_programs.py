@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from benchmarks import gpu_roofline
 from dapo_jax import config, parallel, plan
-from dapo_jax.model import paged_triton, qwen2
+from dapo_jax.dapo import update
+from dapo_jax.model import learner, paged_triton, qwen2
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.settings import Rollout
 
@@ -143,3 +144,23 @@ def test_the_roofline_waits_for_what_is_measured(capsys):
     rows = {row[0]: row for row in out.rows}
     assert rows[name][-2:] == ["2.20", "50%"]
     assert rows[name.replace("0.5B", "7B")][-2:] == ["unmeasured", ""]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 8, 1), (2, 2, 2)], ids=str)
+def test_an_update_attends_by_cudnn_and_visits_no_host(sizes, monkeypatch):
+    """Rows of 9,000 tokens in three chunks, forward and back."""
+
+    class Versions:
+        cudnn_get_version = staticmethod(lambda: 91000)
+
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", Versions)
+    mesh, shape = mesh_of_gpus(*sizes), SHAPE._replace(attention="auto", remat="full")
+    tx = learner.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)
+    made = update.Trainer(shape, learner.Setup(mesh, RULES.train.to_dict(), tx, "bfloat16"))
+    text = lowered(parallel.Call(made.update, made.abstract(2, 8, 9000)), mesh)
+    if mesh.size > 1:  # cut up by the compiler: only then they are cuDNN's
+        assert text.count("@CustomSPMDPartitioning(") >= 6
+    else:
+        assert text.count("@__cudnn$fmhaScaleBiasSoftmax(") >= 3
+        assert text.count("@__cudnn$fmhaScaleBiasSoftmaxBackward(") == 3
+    assert not re.findall("callback|infeed|outfeed|stablehlo.send|stablehlo.recv", text)
