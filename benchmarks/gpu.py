@@ -22,7 +22,7 @@ dense bfloat16 peak. Memory: the most that the platform's allocator held.
 import jax
 import numpy as np
 
-from benchmarks import harness, sides
+from benchmarks import gpu_roofline, harness, sides
 from benchmarks.harness import Flag, median_seconds
 from dapo_jax import plan
 from dapo_jax.log import hardware
@@ -36,6 +36,7 @@ FLAGS = {
     "sizes": Flag(("0.5B",), ("0.5B", "1.5B")),
     "repeats": Flag(1, 2),
     "peers": Flag(True, True, "transformers and torch, too"),
+    "only": Flag("", "", "by arithmetic, without a GPU", ("", "roofline")),
 }
 
 
@@ -156,6 +157,8 @@ ROWS_OF_TABLE = (
 
 
 def measure(args) -> list[harness.Table]:
+    if args.only == "roofline":
+        return [gpu_roofline.table()]
     table = harness.Table("Qwen2.5", "dapo_jax", "transformers (ours over it)")
     apart = lambda part, size: harness.apart(
         part, size, args.repeats, XLA_PYTHON_CLIENT_MEM_FRACTION="0.95"

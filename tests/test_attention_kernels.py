@@ -102,16 +102,18 @@ def test_computed_blocks(lengths):
                 assert next_[row, at] == next(x for r, x in later if live[r, x])
 
 
-@pytest.mark.parametrize("chunk", [512, 70])
+@pytest.mark.parametrize("chunk", [512, 100, 70])
 def test_cudnn_gives_each_chunk_its_mask(chunk):
-    """The same call with XLA's implementation in cuDNN's place: layout, mask and chunks."""
+    """The same call with XLA's implementation in cuDNN's place: layout, mask, chunks, keys."""
     assert_attends(lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla"), 16)
 
 
-@pytest.mark.parametrize(("chunk", "mask"), [(100, "NO_MASK"), (300, "CAUSAL")])
-def test_cudnn_lowers_for_cuda(monkeypatch, chunk, mask):
-    """jax's own checks of shapes pass, and the program calls cuDNN forward and back; of a row in
-    one chunk cuDNN knows that it is causal."""
+@pytest.mark.parametrize(
+    ("chunk", "keys"), [(100, [100, 200, 300]), (128, [128, 256, 300]), (300, [300])]
+)
+def test_cudnn_lowers_for_cuda(monkeypatch, chunk, keys):
+    """jax's own checks of shapes pass, and the program calls cuDNN forward and back; of a row's
+    first chunk cuDNN knows that it is causal. No chunk has keys beyond its end."""
 
     class Versions:
         cudnn_get_version = staticmethod(lambda: 91000)
@@ -123,7 +125,11 @@ def test_cudnn_lowers_for_cuda(monkeypatch, chunk, mask):
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     for call in ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward"):
         assert f"@__cudnn${call}(" in text
-    assert set(re.findall(r"mask_type\\22: \\22([A-Z_]+)", text)) == {mask}
+    calls = [line for line in text.splitlines() if "@__cudnn$fmhaScaleBiasSoftmax(" in line]
+    masks = [re.search(r"mask_type\\22: \\22([A-Z_]+)", line)[1] for line in calls]
+    seen = [int(re.search(rf"tensor<{B}x(\d+)x{K}x64xbf16>", line)[1]) for line in calls]
+    known = dict(zip(keys, ["CAUSAL"] + ["NO_MASK"] * (len(keys) - 1), strict=True))
+    assert sorted(zip(seen, masks, strict=True)) == sorted(known.items())
 
 
 def test_auto_goes_by_platform():

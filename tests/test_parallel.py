@@ -60,19 +60,40 @@ def test_a_gpu_multiplies_float32_in_float32(platform, dtype):
 
 
 def test_options_of_a_program(monkeypatch):
-    """Only GPUs have to be told to add up in one order, and only CPUs how to compile."""
+    """GPUs alone have to be told to add up in one order, whatever else they are told."""
     said = lambda platform: [
         parallel.compiler_options(described(platform), same) for same in (False, True)
     ]
-    assert said("gpu") == [None, {"xla_gpu_exclude_nondeterministic_ops": True}]
+    ordered = {"xla_gpu_exclude_nondeterministic_ops": True}
+    assert said("gpu") == [None, ordered]
     assert said("tpu") == [None, None]
     monkeypatch.delenv("XLA_FLAGS", raising=False)
+    pair = SimpleNamespace(devices=np.repeat(described("gpu").devices, 2))
+    told = parallel.compiler_options(pair, same_bits=True, decode=True)
+    graphs = "xla_gpu_enable_command_buffer"
+    assert "WHILE" in told[graphs].split(",") and told.items() > ordered.items()
+    monkeypatch.setenv("XLA_FLAGS", f"--{graphs}=")
+    less = parallel.compiler_options(pair, same_bits=True, decode=True)
+    assert less == {name: x for name, x in told.items() if name != graphs}
+    monkeypatch.delenv("XLA_FLAGS")
     level, width = "xla_backend_optimization_level", "xla_cpu_prefer_vector_width"
     assert said("cpu") == [{level: 2, width: 512}] * 2
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
     assert said("cpu") == [{width: 512}] * 2
     monkeypatch.setenv("XLA_FLAGS", f"--{level}=0 --{width}=256")
     assert said("cpu") == [None, None]
+
+
+def test_this_jaxlib_knows_the_options_of_gpus():
+    """XLA's compilers share their options: that for CPUs, too, refuses a name or value."""
+    pair = SimpleNamespace(devices=np.repeat(described("gpu").devices, 2))
+    told = parallel.compiler_options(pair, same_bits=True, decode=True)
+    program = jax.jit(lambda x: x + 1).lower(1.0)
+    assert program.compile(compiler_options=told)(1.0) == 2
+    (name, graphs), *_ = ((n, x) for n, x in told.items() if isinstance(x, str))
+    for wrong in ({name: f"{graphs},LOOPS"}, {f"{name}s": graphs}):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"No such|not a valid"):
+            program.compile(compiler_options=wrong)
 
 
 def test_one_cpu_takes_numpy_values_as_they_are():

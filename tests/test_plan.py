@@ -194,8 +194,8 @@ def test_caches_that_their_kernels_cannot_read():
     pool = pool._replace(reader="triton", quantized=True, kv_heads=2, shards=1, pages=1024)
     two = dict(data=1, fsdp=1, tensor=2)  # 64 layers x 128 x 128 x 1,024 pages: 2^30 numbers
     refused = lambda pages: config.validation.check_cache(c, pool._replace(pages=pages), two)
-    assert [len(refused(1024 * n)) for n in (1, 2, 3, 4)] == [0, 1, 1, 0]
-    assert "reads wrong pages" in refused(2048)[0]
+    assert [len(refused(n)) for n in (1024, 2048, 2049, 4096, 4097)] == [0, 0, 1, 1, 0]
+    assert "reads wrong pages" in refused(4096)[0]
 
 
 def test_other_constants(monkeypatch):

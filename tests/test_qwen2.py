@@ -12,7 +12,7 @@ from rounding import EPS, assert_near, reference
 from tables import cases
 
 from dapo_jax import build, config, parallel, plan
-from dapo_jax.model import qwen2
+from dapo_jax.model import head, qwen2
 from dapo_jax.pods import topology
 
 TINY = qwen2.Shape(
@@ -258,6 +258,28 @@ def test_the_heads_gradient_multiplies_in_the_compute_dtype_on_a_gpu(monkeypatch
     for eqn in jax.make_jaxpr(gradient)(x, head).eqns:
         products += [eqn] if eqn.primitive.name == "dot_general" else []
     assert {v.aval.dtype for eqn in products for v in eqn.invars} == {jnp.dtype("bfloat16")}
+
+
+def test_a_gpu_finds_the_maxima_and_sums_of_the_heads_logits_once(monkeypatch):
+    """On other platforms the backward pass makes them again. The same gradients."""
+    rng = np.random.default_rng(0)
+    x, table = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((2, 24, 16), (16, 96)))
+    targets = jnp.asarray(rng.integers(0, 96, (2, 24)))
+
+    def loss(x, table):
+        stats = head.head_stats(x, table, targets, 0.9, 8)
+        return (jnp.exp(stats.logp_RxT) - 0.1 * stats.entropy_RxT).sum()
+
+    def run():
+        lowered = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(x, table).lower()
+        passes = re.findall(r"stablehlo.reduce\(.*tensor<2x8x96xf32>", lowered.as_text())
+        return len(passes), lowered.compile()(x, table)
+
+    (passes, want), _ = run(), on_gpu(monkeypatch)
+    fewer, got = run()
+    assert fewer == passes - 3
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=64 * EPS * np.abs(b).max())
 
 
 @pytest.mark.parametrize("case", cases("published_models"), ids=lambda case: case["model"])

@@ -102,9 +102,10 @@ def check_cache(c: Config, pool, sizes: Mapping[str, int]) -> list[str]:
     return wrong(
         (pool.reader == "kernel" and rows > most,
          f"config.rollout.slots: the page numbers of {rows} rows a shard, {pool.row_pages} each, exceed a TPU's scalar memory (1 MiB); set at most {most * pool.shards}, or larger rollout.page_tokens"),
-        # jax's Pallas-Triton counts in 32 bits up to 2^32 bytes (jax 0.10 to 0.12).
-        (pool.reader == "triton" and pool.quantized and 2**31 <= numbers < 2**32,
-         f"config.rollout.cache_dtype: the GPU kernel reads wrong pages of an int8 cache of 2^31 to 2^32 numbers a device, here {numbers}; lower rollout.cache_fraction, or set 'model'"),
+        # jax's Pallas-Triton counts numbers in 32 signed bits up to 2^32 bytes of an array, and in 64
+        # beyond (jax 0.10 to 0.12): of two bytes and more, those of 32 bits are always enough.
+        (pool.reader == "triton" and pool.quantized and 2**31 < numbers <= 2**32,
+         f"config.rollout.cache_dtype: the GPU kernel reads wrong pages of an int8 cache of 2^31 to 2^32 numbers a device and array of layers, here {numbers}; lower rollout.cache_fraction, or set 'model'"),
     )
 
 

@@ -32,14 +32,15 @@ def packed(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, shared=Fal
 
 
 def in_query_chunks(
-    attend: Callable, q_BxHxTxd, segments_BxT, chunk: int, shared: bool = False
+    attend: Callable, q_BxHxTxd, segments_BxT, chunk: int, shared: bool = False, prefixes=False
 ) -> jax.Array:
     """`attend(q_BxHxcxd, mask_Bx1xcxT) -> y_BxHxcxd` on `chunk` queries at a time; by the bool mask
-    a query sees its own segment's tokens up to itself, and where `shared` its prompt's."""
+    a query sees its own segment's tokens up to itself, and where `shared` its prompt's. prefixes:
+    each chunk is a call of its own, with a mask of the keys up to its end."""
     T, d = q_BxHxTxd.shape[2:]
     index_T = jnp.arange(T)
 
-    def masked(q_BxHxcxd, index_c, segments_Bxc):
+    def masked(q_BxHxcxd, index_c, segments_Bxc, index_T=index_T, segments_BxT=segments_BxT):
         same_BxcxT = segments_Bxc[:, :, None] == segments_BxT[:, None, :]
         if shared:
             prompt_Bxc = segments_Bxc & -(1 << SHARED)  # none: 0, as padding, which is behind
@@ -49,6 +50,13 @@ def in_query_chunks(
 
     if chunk >= T:
         return masked(q_BxHxTxd, index_T, segments_BxT)
+    if prefixes:
+        step, parts = jax.checkpoint(masked), []
+        for start in range(0, T, chunk):
+            part, seen = slice(start, start + chunk), slice(start + chunk)
+            given = q_BxHxTxd[:, :, part], index_T[part], segments_BxT[:, part]
+            parts.append(step(*given, index_T[seen], segments_BxT[:, seen]))
+        return jnp.concatenate(parts, axis=2)
 
     pad = -T % chunk
 

@@ -113,13 +113,15 @@ def cudnn(
     q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, chunk: int, implementation="cudnn", shared=False
 ):
     """cuDNN's flash kernel by jax.nn.dot_product_attention, which knows no segments: they go in as
-    a bias of chunk x T, `chunk` queries at a time. Of a row in one chunk, which is told that it is
-    causal, cuDNN leaves out what is above the diagonal; of several it computes the full square."""
-    how = dict(is_causal=chunk >= q_BxHxTxd.shape[2], implementation=implementation)
+    a bias, of `chunk` queries at a time and the keys up to their end. Of a row's first chunk, which
+    is told that it is causal, cuDNN leaves out what is above the diagonal."""
     by_token = lambda x: jnp.swapaxes(x, 1, 2)  # [B, heads, T, d] <-> [B, T, heads, d]
     k, v = by_token(k_BxKxTxd), by_token(v_BxKxTxd)
 
     def attend(q, mask_Bx1xcxT):
-        return by_token(jax.nn.dot_product_attention(by_token(q), k, v, mask=mask_Bx1xcxT, **how))
+        queries, keys = mask_Bx1xcxT.shape[2:]
+        how = dict(is_causal=queries == keys, implementation=implementation, mask=mask_Bx1xcxT)
+        y = jax.nn.dot_product_attention(by_token(q), k[:, :keys], v[:, :keys], **how)
+        return by_token(y)
 
-    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared)
+    return in_query_chunks(attend, q_BxHxTxd, segments_BxT, chunk, shared, prefixes=True)

@@ -7,9 +7,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from dapo_jax import parallel
 from dapo_jax.model import qwen2
+
+# Sums and maxima of each cell's logits: where GPUs keep them, the backward pass reads its logits
+# two times less, which memory bounds there.
+_SAVED = "head"
 
 
 class HeadStats(NamedTuple):
@@ -33,15 +38,19 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
         def stats(x_RxcxD, targets_Rxc):
             logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
-            shifted = logits_RxcxV - (jax.lax.pmax(top, over_V) if over_V else top)
+            top = checkpoint_name(jax.lax.pmax(top, over_V) if over_V else top, _SAVED)
+            shifted = logits_RxcxV - top
             weight = jnp.exp(shifted)
             ids = first + jax.lax.broadcasted_iota(jnp.int32, shifted.shape, 2)
             taken = jnp.where(ids == targets_Rxc[..., None], shifted, 0.0).sum(-1)
-            total, taken, mean = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
+            sums = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
+            total, taken, mean = checkpoint_name(sums, _SAVED)
             log_total = jnp.log(total)
             return HeadStats(taken - log_total, log_total - mean / total)
 
-        return in_chunks(jax.checkpoint(stats), x, targets, chunk)
+        kept = [_SAVED] * (parallel.platform() == "gpu")
+        policy = jax.checkpoint_policies.save_only_these_names(*kept)
+        return in_chunks(jax.checkpoint(stats, policy=policy), x, targets, chunk)
 
     rows = ("batch", None)
     in_axes = (("batch", "sequence", None), ("embed", "vocab"), rows, ())

@@ -65,6 +65,11 @@ class Geometry(NamedTuple):
         return self.reader != "kernel"
 
     @property
+    def by_kernel(self) -> bool:
+        """Whether an accelerator's own kernel reads, and not XLA."""
+        return self.reader in ("kernel", "triton")
+
+    @property
     def stack(self) -> tuple[int, ...]:
         """The axis of layers, where an array has one."""
         return () if self.layers == 1 else (self.layers,)

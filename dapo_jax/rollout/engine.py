@@ -40,7 +40,9 @@ class Engine:
         """settings: config.rollout, of which the batch's sizes are not read. prompt_tokens,
         response_tokens: the longest, in TOKENS, evaluation's among them. ValueError: slots that the
         mesh cannot divide."""
-        slots = settings.slots
+        slots, device = settings.slots, mesh.devices.flat[0]
+        # On a GPU a scan would copy the weights of each layer out of their stack for each token.
+        shape = shape._replace(scan_layers=shape.scan_layers and device.platform != "gpu")
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
         if slots < 1 or slots % self.shards:
@@ -55,7 +57,7 @@ class Engine:
         self.shape = shape.merged
         self.stop_ids = tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
-        self._fraction, device = settings.cache_fraction, mesh.devices.flat[0]
+        self._fraction = settings.cache_fraction
         sizes = dict(slots=slots, shards=self.shards, row_tokens=prompt_tokens + response_tokens)
         sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
         sizes |= dict(cores=getattr(device, "num_cores", 1), gathers=settings.draft_tokens > 0)
@@ -65,7 +67,7 @@ class Engine:
         self.programs = sampler.programs(shape, mesh, (*rules.items(),), self.geometry, **fixed)
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
-        self.rungs = rungs(slots, self.shards) if self.geometry.reader == "kernel" else ()
+        self.rungs = rungs(slots, self.shards) if self.geometry.by_kernel else ()
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
 

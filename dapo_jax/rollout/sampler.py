@@ -103,8 +103,9 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
 
 def asked_every(g: paged.Geometry, steps: int) -> int:
     """Tokens between two looks at whether all rows have ended, which on a slice is an all-reduce
-    over the shards; up to 7 tokens more are drawn and not counted."""
-    return math.gcd(steps, 8) if g.reader == "kernel" else 1
+    over the shards, and on a GPU ends a queue of kernels; up to 7 tokens more are drawn and not
+    counted. Where a row's guesses are looked at it ends after one."""
+    return math.gcd(steps, 8) if g.by_kernel and not g.gathers else 1
 
 
 class SamplerPrograms(NamedTuple):
@@ -137,7 +138,8 @@ def programs(
         traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
-    jit = functools.partial(jax.jit, compiler_options=parallel.compiler_options(mesh))
+    options = parallel.compiler_options(mesh, decode=True)
+    jit = functools.partial(jax.jit, compiler_options=options)
 
     def decode(mode):
         f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, mode)

@@ -12,7 +12,7 @@ from dapo_jax.model import qwen2
 
 class DecodeWeights(NamedTuple):
     """Programs from training params to decode params, of the compute dtype; if the network is not
-    scanned a list of layers, since XLA on CPU copies what it cuts out of a stack in each call."""
+    scanned a list of layers, since XLA on CPUs and GPUs copies what it cuts out of a stack."""
 
     to_decode_layout: Callable
     take: Callable  # the same, and the training params are gone; see `Engine.decode_params`
