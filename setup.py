@@ -20,6 +20,7 @@ setup(
             "bundles.txt",
             "compiled.txt",
             "constants.txt",
+            "gpus.txt",
             "report.txt",
             "shapes.txt",
         ],
