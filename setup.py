@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 readme = Path(__file__).with_name("README.md")
-PLAN = ["bundles.txt", "compiled.txt", "constants.txt", "report.txt", "shapes.txt"]
+PLAN = ["bundles", "compiled", "constants", "gpus", "report", "shapes"]
 
 setup(
     name="dapo_jax",
@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["dapo_jax", "dapo_jax.*"]),
     package_data={
-        "dapo_jax.plan": PLAN,
+        "dapo_jax.plan": [f"{name}.txt" for name in PLAN],
         "dapo_jax.pods": ["slices.txt"],
         "dapo_jax.config": ["peers.txt", "places.txt"],
         "dapo_jax.lab.dynamics": ["pages.html", "panels.toml", "verl.toml"],

@@ -1,4 +1,4 @@
-"""Does a config fit a slice, and how long is a step? Needs no TPU.
+"""Does a config fit a slice or some GPUs, and how long is a step? Needs neither.
 
     from dapo_jax import plan
     shape = plan.network(config)
@@ -6,11 +6,11 @@
     plan.plan(config, slices.parse("v5p-256"), plan.Traffic(256, 5120), room=0.1)    all, as JSON
 
 Memory: shapes, footprint, layouts. Time: constants, simulate, roofline, step, staleness. The
-compiler's word: compile, hlo, kernels. In front: planner, report, __main__.
+compiler's word: compile, hlo, kernels. In front: planner, gpus, report, __main__.
 """
 
 from dapo_jax.plan.footprint import GB, check, memory, mistakes, peaks, waves
-from dapo_jax.plan.planner import plan
+from dapo_jax.plan.gpus import plan
 from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.shapes import network, published, qwen2_5, value_model
 from dapo_jax.plan.simulate import Traffic

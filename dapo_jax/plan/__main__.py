@@ -3,6 +3,7 @@
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 [--json=FILE]
     python -m dapo_jax.plan --config=configs/dapo_qwen2_5_32b.py --topology=v5p-256 --compile
     python -m dapo_jax.plan --check --topology=v5p-256 TRAINING FLAG ...
+    python -m dapo_jax.plan --config=configs/one_chip.py --topology=h100-8
 
 Prints the bytes that a device needs while sampling and while updating, item by item; the expected
 seconds of a step and of the run with a low and a high figure, from the run's own schedule over
@@ -25,10 +26,10 @@ from absl import flags
 
 from dapo_jax.config import cli, schema
 from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
-from dapo_jax.plan import Traffic, check, compile as plan_compile, kernels, network, plan
+from dapo_jax.plan import Traffic, check, compile as plan_compile, gpus, kernels, network, plan
 from dapo_jax.plan.constants import override
 from dapo_jax.plan.report import report
-from dapo_jax.pods import slices, topology
+from dapo_jax.pods import topology
 
 
 def define_flags() -> None:
@@ -36,7 +37,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("check", False, "Only check that the config is right for the slice.")
     flags.DEFINE_bool("check_files", False, "And that its files, relative to here, are there.")
     flags.DEFINE_bool("check_memory", True, "And that by arithmetic it fits; else only warn.")
-    flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5litepod-256, v5p:4x4x8.")
+    flags.DEFINE_string("topology", None, "Slice: v5p-256, v6e-256, v5p:4x4x8; GPUs: h100-8.")
     most = schema.SCHEMA["rollout.max_response_tokens"].high
     for name, share in (("mean_response", "a quarter"), ("mean_prompt", "an eighth")):
         said = f"Assumed mean tokens; default: {share} of the most."
@@ -57,7 +58,9 @@ def define_flags() -> None:
 def main() -> int:
     jax.config.update("jax_platforms", "cpu")  # shapes only: leave an accelerator to others
     given, config = flags.FLAGS, cli.CONFIG.value
-    pod = slices.parse(given.topology)
+    pod = gpus.parse(given.topology)
+    if pod.platform == "gpu" and (given.compile or given.kernels):
+        raise ValueError("--compile, --kernels: XLA:TPU's; for GPUs there is the arithmetic alone")
     if given.check:
         if doubt := check(config, pod, given.check_files, given.check_memory):
             print(f"warning: {doubt}", file=sys.stderr)

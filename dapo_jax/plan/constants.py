@@ -17,7 +17,7 @@ class Constant(NamedTuple):
     source: str
 
 
-def _read(text: str) -> dict[str, Constant]:
+def read(text: str, families: Iterable[str]) -> dict[str, Constant]:
     """Those of a family of chips by names like 'ici.v5p'."""
     found = {}
     for line in text.splitlines():
@@ -27,12 +27,12 @@ def _read(text: str) -> dict[str, Constant]:
             if len(numbers) == 3:
                 found[name] = Constant(*numbers, unit, source)
             else:
-                of_family = zip(CHIPS, numbers, strict=True)
+                of_family = zip(families, numbers, strict=True)
                 found |= {f"{name}.{f}": Constant(x, x, x, unit, source) for f, x in of_family}
     return found
 
 
-CONSTANTS = _read(pathlib.Path(__file__).with_name("constants.txt").read_text())
+CONSTANTS = read(pathlib.Path(__file__).with_name("constants.txt").read_text(), CHIPS)
 Values = Mapping[str, float]
 VALUES: dict[str, float] = {name: c.value for name, c in CONSTANTS.items()}
 

@@ -1,7 +1,8 @@
 """Bytes per device while sampling and while updating, by arithmetic; can a config run on a slice?
 
 Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
-within 20% of what XLA:TPU assigned (tests/test_plan.py).
+within 20% of what XLA:TPU assigned (tests/test_plan.py); for GPUs within 10% of what XLA:CPU
+assigns to simulated devices (tests/test_gpus.py).
 
 `sizes` is everywhere the mesh: {'data': 1, 'fsdp': 16, 'tensor': 8}.
 """
@@ -19,6 +20,8 @@ GB = 1e9
 CELL_ARRAYS = 10  # of 4 bytes per packed cell: eight of the rows, old and reference log-probs
 VALUE_ARRAYS = 3  # values, advantages, returns
 HEAD = "vocab", "embed"  # the axes of the output weights
+# Arrays of scores; F, H d and D of a cell in a block's backward pass; F of a cell in a prefill.
+KEPT = {"tpu": (2, 6, 8, 3, 3), "gpu": (3, 4, 4, 2, 2)}
 
 
 def parts(axis: str, rules, sizes) -> int:
@@ -58,47 +61,49 @@ def wide_count(config, shape: qwen2.Shape) -> int:
     return shape.float32_head * (item_bytes(config) < 4) * outputs(shape) * shape.hidden_size
 
 
-def cache(config, shape: qwen2.Shape, sizes) -> paged.Geometry:
-    """The sampler's pool of pages on TPUs."""
-    rollout = config.rollout
+def cache(config, shape: qwen2.Shape, sizes, platform="tpu") -> paged.Geometry:
+    """The sampler's pool of pages. platform: 'tpu' or 'gpu', here and below."""
+    rollout, shards = config.rollout, parts("batch", config.sharding.decode, sizes)
     response = max(rollout.max_response_tokens, config.eval.max_response_tokens)
     return paged.geometry(
-        shape, "tpu", slots=rollout.slots, shards=parts("batch", config.sharding.decode, sizes),
+        shape, platform, slots=rollout.slots, shards=shards,
         row_tokens=config.data.max_prompt_tokens + response, page_tokens=rollout.page_tokens,
         fraction=rollout.cache_fraction, quantized=rollout.cache_dtype == "int8",
     )  # fmt: skip
 
 
-def token_bytes(config, shape: qwen2.Shape, sizes) -> float:
+def token_bytes(config, shape: qwen2.Shape, sizes, platform="tpu") -> float:
     """Bytes of one token's keys and values in all layers, on a device that holds the token."""
-    g = cache(config, shape, sizes)
+    g = cache(config, shape, sizes, platform)
     split = parts("kv_heads", config.sharding.decode, sizes)
     return paged.pool_bytes(g, config.model.dtype) / g.tokens / split
 
 
-def waves(config, shape: qwen2.Shape, sizes, length: int) -> dict[str, int]:
+def waves(config, shape: qwen2.Shape, sizes, length: int, platform="tpu") -> dict[str, int]:
     """How many sequences of `length` tokens are in flight at once, and how many such waves make a
     batch (0 where none fits)."""
-    g, wanted = cache(config, shape, sizes), config.rollout.groups * config.rollout.group_size
+    wanted = config.rollout.groups * config.rollout.group_size
+    g = cache(config, shape, sizes, platform)
     held = min(config.rollout.slots // g.shards, g.pages // -(-length // g.page_tokens)) * g.shards
     return {"sequences": held, "waves": -(-wanted // held) if held else 0}
 
 
-def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
+def memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str, dict[str, float]]:
     """{phase: {item: bytes per device}}. 'always' counts in 'sampling' and in 'updating': the
     trainer keeps its state while the sampler works, which gives its cache back before updates."""
     train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
-    updating, value = update_memory(config, shape, sizes), value_model(config, shape)
+    updating, value = update_memory(config, shape, sizes, platform), value_model(config, shape)
     n, of_value = weight_count(shape, train, sizes, qwen2.trained), 0
     if value:  # its update ends before the policy's begins
         made = {"values, advantages, returns": updating["packed rows"] * VALUE_ARRAYS / CELL_ARRAYS}
-        of_values = update_memory(config, value, sizes) | made
+        of_values = update_memory(config, value, sizes, platform) | made
         updating = max(updating, of_values, key=lambda items: sum(items.values()))
         of_value = weight_count(value, train, sizes)
     trained = "adapters" if shape.lora else "master weights"
     base = item * weight_count(shape, train, sizes) if shape.lora else 0
     rollout, shards = config.rollout, parts("batch", decode, sizes)
-    tokens, per_token = cache(config, shape, sizes).tokens, token_bytes(config, shape, sizes)
+    given = config, shape, sizes, platform
+    tokens, per_token = cache(*given).tokens, token_bytes(*given)
     always = {
         f"base ({config.model.dtype})": base,
         f"{trained} (float32)": 4 * n,
@@ -108,7 +113,10 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         "value model's moments (float32)": 8 * of_value,
     }
     prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
-    cells = prompts * min(rollout.prefill_tokens, config.data.max_prompt_tokens)
+    window = config.data.max_prompt_tokens
+    cells = prompts * (once := min(rollout.prefill_tokens, window))
+    heads = (platform == "gpu") * shape.num_heads / parts("heads", decode, sizes)
+    scores = 4 * prompts * heads * min(shape.attention_chunk, once) * window
     F, D, mlp = shape.intermediate_size, shape.hidden_size, parts("mlp", train, sizes)
     wide = wide_count(config, shape) / math.prod(parts(a, decode, sizes) for a in HEAD)
     logits = 3 * 4 * slots * shape.vocab_size / parts("vocab", train, sizes)
@@ -116,7 +124,7 @@ def memory(config, shape: qwen2.Shape, sizes) -> dict[str, dict[str, float]]:
         "cache": tokens / shards * per_token,
         "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * wide,
         "logits": logits + (_head_bytes(config, shape, sizes) if D % 128 else 0),
-        "prefill": cells * (per_token + item * (3 * F / mlp + 6 * D)),
+        "prefill": scores + cells * (per_token + item * (KEPT[platform][-1] * F / mlp + 6 * D)),
     }
     always = {what: n for what, n in always.items() if n}
     return {"always": always, "sampling": sampling, "updating": updating}
@@ -136,7 +144,7 @@ def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
     return item * outputs(shape) * lanes / parts("vocab", config.sharding.train, sizes)
 
 
-def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
+def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str, float]:
     """{item: bytes per device} of an update of the policy or of a value model."""
     train, item, L = config.sharding.train, item_bytes(config), shape.num_layers
     n = weight_count(shape, train, sizes, qwen2.trained)
@@ -156,27 +164,33 @@ def update_memory(config, shape: qwen2.Shape, sizes) -> dict[str, float]:
         "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)
-    fused = config.model.attention in ("auto", "splash")
-    scores = 0 if fused else 2 * 4 * rows * H / heads * chunk * T
-    if shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
+    kernels = ("auto", "splash") if platform == "tpu" else ("auto", "cudnn") if item < 4 else ()
+    fused = config.model.attention in kernels
+    arrays, of_mlp, of_heads, of_stream, _ = KEPT[platform]
+    scores = 0 if fused else arrays * 4 * rows * H / heads * chunk * T
+    if fused and platform == "gpu":  # the bias that tells cuDNN of segments
+        scores = item * rows * min(4096, T) * T
+    elif shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
     tables = shape.vocab_size * (read_count(shape) < qwen2.param_count(shape)) + outputs(shape)
     layer = (qwen2.param_count(shape) - D * tables) / L
-    block = scores + item * tokens * (6 * F / mlp + 8 * H * d / heads + 3 * D)
+    block = item * tokens * (of_mlp * F / mlp + of_heads * H * d / heads + of_stream * D)
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
     head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
+    whole = platform == "gpu" and parts("embed", train, sizes) == 1  # nothing is gathered
+    gathered = 1 if whole else 2 if shape.lora else 3
     # Trained weights whose compute copy is float32.
     raised = 0 if shape.lora else wide / math.prod(parts(a, train, sizes) for a in HEAD)
     return {
         "compute copy of the weights": item * (n - raised) if item < 4 else 0,
         "gradient sums (float32)": 4 * n,
         "gradients of a pass": item * n + (4 - item) * raised,
-        "one layer gathered, and its gradients": (2 if shape.lora else 3) * item * layer / mlp,
+        "one layer gathered, and its gradients": gathered * item * layer / mlp,
         "saved activations": item * L * per_layer,
-        "one block backward, or the head": max(block, head),
+        "one block backward, or the head": max(scores + block, head),
         # Of all mini-batches.
         "packed rows": config.optim.minibatches * -(-minibatch // shards) * T * 4 * CELL_ARRAYS,
     }
@@ -194,11 +208,12 @@ def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
     if shape and config.critic.init_from and (value := value_model(config, shape)):
         wrong = validation.check_shape(value, sizes, config.sharding)
         bad += [f"the value model: {line}" for line in wrong]
-    bad += validation.check_cache(config, cache(config, shape, sizes), sizes) if shape else []
+    if shape:
+        bad += validation.check_cache(config, cache(config, shape, sizes, pod.platform), sizes)
     if sizes["data"] % pod.slices:
         bad.append(
-            f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices,"
-            " which are joined along `data`"
+            f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices"
+            " (of GPUs: hosts), which are joined along `data`"
         )
     return "\n".join(bad)
 
@@ -219,7 +234,8 @@ def check(config, pod: Pod, with_files: bool = False, with_memory: bool = True) 
         raise ValueError("\n".join(wrong))
     if shape is None:
         return doubt
-    peak = max(peaks(memory(config, shape, validation.resolve_mesh(config, pod.devices))).values())
+    sizes = validation.resolve_mesh(config, pod.devices)
+    peak = max(peaks(memory(config, shape, sizes, pod.platform)).values())
     needs = f"by arithmetic this needs {peak / GB:.1f} GB of a chip's {pod.chip.hbm / GB:.1f}"
     doubt = f"{needs}: ask python -m dapo_jax.plan --topology={pod.cloud} what fits"
     if peak > pod.chip.hbm and with_memory:

@@ -82,12 +82,13 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
         for remat in ways if shape.remat in ways else (shape.remat,):
             net, fits = shape._replace(remat=remat), []
             t = changed(laid, settings | {"model.remat": remat})
-            samplers = () if mistakes(t, net, pod) else _samplers(t, net, traffic, limit)
-            for slots, fraction in samplers:
+            given = t, net, traffic, limit, pod.platform
+            for slots, fraction in () if mistakes(t, net, pod) else _samplers(*given):
                 u = changed(t, {"rollout.slots": slots, "rollout.cache_fraction": fraction})
-                peak = max(footprint.peaks(footprint.memory(u, net, sizes)).values())
-                held = footprint.waves(u, net, sizes, length)["sequences"]
-                bad = validation.check_cache(u, footprint.cache(u, net, sizes), sizes)
+                peak = max(footprint.peaks(footprint.memory(u, net, sizes, pod.platform)).values())
+                held = footprint.waves(u, net, sizes, length, pod.platform)["sequences"]
+                pool = footprint.cache(u, net, sizes, pod.platform)
+                bad = validation.check_cache(u, pool, sizes)
                 if peak <= limit and held and slots % shards == 0 and not bad:
                     now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
                     other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
@@ -98,11 +99,12 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
                 break
 
 
-def _samplers(t, net: qwen2.Shape, traffic: Traffic, limit: float) -> Iterator:
+def _samplers(t, net: qwen2.Shape, traffic: Traffic, limit: float, platform: str) -> Iterator:
     """Yields (slots, cache_fraction) to try on the mesh of `t`, a config with a slot for each part
     of the batch. limit: bytes per device."""
     sizes, mean = t.mesh.to_dict(), traffic.prompt + traffic.response
-    geometry, table = footprint.cache(t, net, sizes), footprint.memory(t, net, sizes)
+    given = t, net, sizes, platform
+    geometry, table = footprint.cache(*given), footprint.memory(*given)
     shards, row = geometry.shards, geometry.row_pages * geometry.page_tokens
     held = table["sampling"].pop("cache") * shards / t.rollout.slots  # by one row per shard
     peaks = footprint.peaks(table)

@@ -30,7 +30,7 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
     shape = network(config)
     value = value_model(config, shape)
     found = search(config, shape, pod, traffic, room)
-    named = {name: getattr(pod, name) for name in ("cloud", "topology", "slices", "chips")}
+    named = {x: getattr(pod, x) for x in ("cloud", "topology", "slices", "chips", "platform")}
     out = {
         "pod": named | {"chip": pod.chip._asdict()},
         "parameters": qwen2.param_count(shape),
@@ -40,16 +40,17 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
         "suggestions": [x._asdict() | {"flags": x.flags()} for x in found[:3]],
     }
     if not found:
-        bigger = (p for p in slices.larger(pod) if any(fitting(config, shape, p, traffic, room)))
+        bigger = (p for p in pod.larger() if any(fitting(config, shape, p, traffic, room)))
         out["smallest_that_fits"] = next((p.cloud for p in bigger), None)
     if out["mistakes"]:
         return out | {"fits": False}
     sizes = validation.resolve_mesh(config, pod.devices)
-    table = footprint.memory(config, shape, sizes)
+    table = footprint.memory(config, shape, sizes, pod.platform)
     peaks = footprint.peaks(table)
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     lengths = {"longest": longest, "mean": traffic.prompt + traffic.response}
-    flight = {what: {"tokens": n} | waves(config, shape, sizes, n) for what, n in lengths.items()}
+    held = lambda n: waves(config, shape, sizes, n, pod.platform)
+    flight = {what: {"tokens": n} | held(n) for what, n in lengths.items()}
     out |= {
         "mesh": sizes,
         "slots": config.rollout.slots,
@@ -121,7 +122,7 @@ def expected(
             "staleness": [x._asdict() for x in aged],
         },
         "run": _run(config, s, now),
-        "anchors": anchors(),
+        "anchors": anchors() if pod.platform == "tpu" else [],
         "constants": {name: c._asdict() for name, c in CONSTANTS.items()},
     }
 

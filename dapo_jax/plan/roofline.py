@@ -34,7 +34,8 @@ class Scene:
 
     def __init__(self, config, shape: qwen2.Shape, sizes, pod: Pod):
         """sizes: the mesh, {'data': ..., 'fsdp': ..., 'tensor': ...}."""
-        g, rollout, row = cache(config, shape, sizes), config.rollout, config.data.max_prompt_tokens
+        g, rollout = cache(config, shape, sizes, pod.platform), config.rollout
+        row = config.data.max_prompt_tokens
         decode, train = config.sharding.decode, config.sharding.train
         self.pod, self.shape = pod, shape  # whole
         # The sampler.
@@ -177,7 +178,7 @@ def axis_rate(pod: Pod, n: int, k: Values) -> float:
     """Bytes a second around n chips in a row: a ring where n is a whole side of a torus that closes
     (of three sides multiples of 4; v5e, v6e: 16), else a line, which goes one way at a time."""
     whole = 4 if len(pod.sides) == 3 else 16
-    ring = n in pod.sides and n % whole == 0
+    ring = len(pod.sides) == 1 or (n in pod.sides and n % whole == 0)  # 1: behind a switch
     return k[f"ici.{pod.family}"] * (1 if ring else 0.5)
 
 
@@ -254,7 +255,7 @@ def collective_waits(scene: Scene, k: Values, *, update: bool) -> float:
     weights, family = scene.read_bytes / t, scene.pod.family
     dcn, far = k[f"dcn.{family}"] * k["dcn_share"], scene.weight_slices
     if f > 1:
-        axes = len(scene.pod.sides) - (t > 1)
+        axes = max(len(scene.pod.sides) - (t > 1), 1)
         gathered = k[f"{kind}_weights" + ".8" * (t >= 8)] * weights
         seconds += gathered * (1 / far - 1 / f) / (k[f"ici.{family}"] * axes)
         seconds += gathered * (1 - 1 / far) / dcn

@@ -81,6 +81,7 @@ class Pod(NamedTuple):
     family: str
     sides: tuple[int, ...]
     slices: int = 1
+    platform = "tpu"  # as jax calls it
 
     @property
     def chips(self) -> int:
@@ -106,6 +107,11 @@ class Pod(NamedTuple):
         one = f"{family.cloud}-{math.prod(self.sides) * family.size}"
         return one if self.slices == 1 else f"{self.slices}x{one}"
 
+    def larger(self) -> list["Pod"]:
+        """The larger slices of the family; powers of two, as others hardly divide a batch."""
+        more = (s for s in FAMILIES[self.family].shapes if math.prod(s) > math.prod(self.sides))
+        return [Pod(self.family, s) for s in more if math.prod(s).bit_count() == 1]
+
 
 def parse(name: str) -> Pod:
     """ValueError: there is no slice of that name."""
@@ -125,9 +131,3 @@ def parse(name: str) -> Pod:
         f"{name!r}: no TPU slice is called that; write v5p-256, v6e-256, v5litepod-256, 2xv5p-256,"
         f" or family:chips as v5p:4x4x8 or v6e:16x16 (families: {', '.join(FAMILIES)})"
     )
-
-
-def larger(pod: Pod) -> list[Pod]:
-    """The larger slices of the family by size; powers of two, as others hardly divide a batch."""
-    more = (s for s in FAMILIES[pod.family].shapes if math.prod(s) > math.prod(pod.sides))
-    return [Pod(pod.family, s) for s in more if math.prod(s).bit_count() == 1]
