@@ -39,8 +39,8 @@ def run(c, workdir, **options):
     return train.train(c, workdir, score=stubbed_train.JUDGE, **options)
 
 
-def saved(workdir: pathlib.Path, step: int, *items: str) -> dict:
-    """These items of a checkpoint: "arrays", "carried"."""
+def saved(workdir: pathlib.Path, step: int, items=("arrays", "carried")) -> dict:
+    """These items of a checkpoint."""
     args = checkpoint.ocp.args
     wanted = args.Composite(**{item: args.StandardRestore() for item in items})
     with checkpoint.reader(workdir / "checkpoints") as m:
@@ -48,7 +48,7 @@ def saved(workdir: pathlib.Path, step: int, *items: str) -> dict:
 
 
 def arrays(workdir: pathlib.Path, step: int):
-    return saved(workdir, step, "arrays")["arrays"]
+    return saved(workdir, step, ("arrays",))["arrays"]
 
 
 def without_clocks(workdir: pathlib.Path) -> list[dict]:
