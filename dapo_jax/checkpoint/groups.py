@@ -10,7 +10,7 @@ from dapo_jax.rollout.engine import Response
 
 FIELDS = (
     "position", "prompt_length", "prompt", "correct", "score", "response_length", "tokens", "logps",
-    "entropies", "truncated", "versions", "ended",
+    "entropies", "truncated", "versions", "ended", "note_length", "note",
 )  # fmt: skip
 
 
@@ -39,6 +39,9 @@ def flatten(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     if any(r.versions is not None for r in responses):  # then all have them
         flat["versions"] = join([r.versions for r in responses], np.int32)
         flat["ended"] = join([r.ended for r in responses], np.int32)
+    if any(r.note for r in responses):
+        flat["note_length"] = join([len(r.note) for r in responses], np.int32)
+        flat["note"] = join([np.frombuffer(r.note, np.uint8) for r in responses], np.uint8)
     return flat
 
 
@@ -62,6 +65,9 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> list[Group]:
     if "versions" in flat:
         parts = zip(responses, split("versions", "response_length"), flat["ended"], strict=True)
         responses = [r._replace(versions=v, ended=bool(ended)) for r, v, ended in parts]
+    if "note" in flat:
+        notes = split("note", "note_length")
+        responses = [r._replace(note=x.tobytes()) for r, x in zip(responses, notes, strict=True)]
     G = len(responses) // n
     columns = (flat["position"], split("prompt", "prompt_length"))
     columns += (flat["correct"].reshape(n, G), flat["score"].reshape(n, G))

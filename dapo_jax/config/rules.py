@@ -44,8 +44,6 @@ def relations(c: Config) -> list[str]:
          "config.rollout.turns: nobody answers a turn; name a function or tool in reward.reply, or set 0"),
         (reward.reply and not turns,
          f"config.reward.reply: {reward.reply!r:.60} is never asked; set rollout.turns to the most replies of a response, or reward.reply=''"),
-        (turns and stale,
-         "config.rollout.turns: a row that outlives its step cannot wait for a reply yet; set rollout.staleness=0"),
         (turns and sampling.surplus == "end",
          "config.rollout.turns: surplus 'end' ends rows by the order of their requests, and a turn is a request of its own; set dynamic_sampling.surplus='drop'"),
         (turns and critic.enabled,

@@ -21,6 +21,7 @@ class Response(NamedTuple):
     versions: np.ndarray | None = None  # int32 [n], the step whose weights drew each token
     ended: bool = True  # False: the next step goes on with it
     grade: Any = None  # where a reply ended it: the grade, or why there is none
+    note: bytes = b""  # of one of several turns and steps: what was said (variants/turns.py)
 
     # Which tokens the policy drew, bool [n] (the others are replies to its turns), how many these
     # are, and the tokens behind the last reply, which are judged
@@ -38,6 +39,7 @@ class Part(NamedTuple):
     logps: np.ndarray  # float32 [n]
     entropies: np.ndarray  # float32 [n]
     ended: bool
+    note: bytes = b""  # `Response.note` with these tokens
 
 
 class Stats(NamedTuple):

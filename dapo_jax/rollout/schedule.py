@@ -20,6 +20,7 @@ class Request(NamedTuple):
     limit: int = 0  # most response tokens; 0 = what the call allows
     top_p: float = 0.0  # nucleus mass; 0 = the call's
     prefix: Sequence[int] = ()  # response tokens that are there already; `limit` counts them too
+    note: bytes = b""  # `Response.note` of the prefix
 
 
 @dataclasses.dataclass

@@ -7,6 +7,9 @@ weights that drew each (the step it was); in the next step the sampler takes the
 prompt. A batch is a pure function of the state at the start of its step, of `rollout.slots` and of
 `rollout.chunk`, which are the clock's lanes and its tick, and of nothing else: neither devices nor
 processes, neither pages nor what a killed run had drawn already.
+
+In responses of several turns the clock counts the tokens that the policy drew: a reply comes with
+the last one of its turn. A reply to a turn that ended beyond the clock's last tick is not used.
 """
 
 from collections.abc import Sequence
@@ -19,6 +22,7 @@ from dapo_jax.dapo.dynamic_sampling import Collected, Group, fingerprint
 from dapo_jax.dapo.state import State
 from dapo_jax.reward import grading
 from dapo_jax.rollout.engine import Part, Request, Response, Stats, total
+from dapo_jax.variants import turns
 from dapo_jax.variants.clock import Clock, Flight, Run
 
 _IDS, _NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
@@ -77,8 +81,8 @@ def sample_batch(
         rows_G = list(group.responses)
         for g, (run, row) in enumerate(zip(flight.runs, group.responses, strict=True)):
             if not run.whole:
-                prefix = row.tokens.tolist()
-                requests.append(Request(group.prompt, group.position, g, prefix=prefix))
+                there = dict(prefix=row.tokens.tolist(), note=row.note)
+                requests.append(Request(group.prompt, group.position, g, **there))
                 rows.append(_Row(run, row))
                 rows_G[g] = rows[-1]
         groups[flight.position] = group._replace(responses=rows_G)
@@ -91,8 +95,9 @@ def sample_batch(
     def now(flight: Flight) -> Group:
         """A group at the clock's tick."""
         at_tick = lambda r: r.row(version, sampler.stop_ids) if isinstance(r, _Row) else r
-        group = groups[flight.position]
-        return group._replace(responses=[at_tick(r) for r in group.responses])
+        rows_G = [at_tick(r) for r in groups[flight.position].responses]
+        graded = [r._replace(grade=turns.grade(r)) if r.ended else r for r in rows_G]
+        return groups[flight.position]._replace(responses=graded)
 
     def judge(flights: list[Flight]) -> list[bool]:
         problems = [text.train.problems[stream[f.position]] for f in flights]
@@ -136,32 +141,39 @@ class _Row:
     """One response in flight: its tokens from earlier steps plus those drawn in this step."""
 
     def __init__(self, run: Run, before: Response):
-        self.run, self.before = run, before
+        self.run, self.before, self.drawn = run, before, 0  # TOKENS in this step, and replies'
         self.parts: list[Part] = []
 
     def add(self, part: Part) -> None:
         """A row that is made again brings the same tokens."""
-        new = part.start + len(part.tokens) - (self.run.known - len(self.before.tokens))
+        new = part.start + len(part.tokens) - self.drawn
         if new > 0:
-            tail = (x[-new:] for x in (part.tokens, part.logps, part.entropies))
-            self.parts.append(Part(part.index, self.run.known, *tail, part.ended))
-            self.run.known += new
+            tail = [x[-new:] for x in (part.tokens, part.logps, part.entropies)]
+            self.parts.append(Part(part.index, self.drawn, *tail, part.ended, part.note))
+            self.drawn += new
+            self.run.known += int(np.count_nonzero(tail[1] != np.inf))
         self.run.ended |= part.ended
 
     def row(self, version: int, stop_ids: Sequence[int]) -> Response:
         """The response at the clock's tick."""
-        old, n = self.before, self.run.at
+        old = self.before
+        logps = np.concatenate([old.logps, *(part.logps for part in self.parts)])
+        # What was drawn up to the tick, and the reply to that, if it is the end of a turn.
+        n = int(np.searchsorted(np.cumsum(logps != np.inf), self.run.at, side="right"))
 
         def joined(name: str) -> np.ndarray:
             new = [getattr(part, name) for part in self.parts]
             return np.concatenate([getattr(old, name), *new])[:n]
 
         tokens, new = joined("tokens"), n - len(old.tokens)
+        whole = (p for p in self.parts if p.note and p.start + len(p.tokens) <= new)
+        note = max(whole, key=lambda part: part.start, default=old).note
         versions = np.concatenate([old.versions, np.full(new, version, np.int32)])
         ended = self.run.whole
         truncated = ended and int(tokens[-1]) not in stop_ids
-        logps, entropies = joined("logps"), joined("entropies")
-        return Response(tokens, logps, entropies, truncated, versions, ended)
+        return Response(
+            tokens, logps[:n], joined("entropies"), truncated, versions, ended, note=note
+        )
 
 
 def _rows(group: Group, version: int) -> Group:
@@ -175,7 +187,7 @@ def _rows(group: Group, version: int) -> Group:
 def _flight(group: Group) -> Flight:
     """In numbers; a group that has grades was accepted."""
     begun = [int(r.versions[0]) for r in group.responses if len(r.versions)]
-    runs = [Run(len(r.tokens), r.ended, len(r.tokens)) for r in group.responses]
+    runs = [Run(r.length, r.ended, r.length) for r in group.responses]
     return Flight(group.position, runs, min(begun, default=None), bool(group.grades))
 
 

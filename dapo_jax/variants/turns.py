@@ -170,35 +170,55 @@ def _from_plain(plain: list | None):
     return plain and _KINDS[plain[0]](**plain[1])
 
 
+def grade(response: Response) -> Grade | Failed | None:
+    """What a reply said that ended a response which several steps drew."""
+    return _from_plain(json.loads(response.note)["grade"]) if response.note else None
+
+
 class Row:
     """One response in the making: turns that are over, replies, and the turn that is drawn."""
 
-    def __init__(self, request: Request):
-        self.request, self.grade, self.replies = request, None, 0
-        self.tokens: list[int] = []  # up to the end of the last whole turn, or reply
+    def __init__(self, request: Request, index: int):
+        """index: of the request, as the caller counts. What its note says is as `note` wrote it."""
+        note = json.loads(request.note or '{"said": [], "begun": 0}')
+        self.request, self.index, self.grade = request, index, None
+        self.tokens = [int(t) for t in request.prefix]  # up to the end of a whole turn, or reply
         self.numbers: list[tuple[np.ndarray, np.ndarray]] = []  # log-probs, entropies
-        self.said: list[tuple[str, str]] = []  # the transcript
+        self.said = [(role, text) for role, text in note["said"]]  # the transcript
+        self._begun = note["begun"]  # where the turn does, in `tokens`
         self._parts: list[Part] = []  # of the turn
 
-    def add(self, part: Part) -> bool:
-        """Whether that ends the turn. A row that is made again brings its turn from 0 on."""
+    replies = property(lambda self: len(self.said) // 2)
+    turn = property(lambda self: self.tokens[self._begun :])
+
+    def note(self) -> bytes:
+        """What a later step has to know beside the tokens."""
+        note = {"said": self.said, "begun": self._begun, "grade": _plain(self.grade)}
+        return json.dumps(note).encode()
+
+    def add(self, part: Part) -> Part:
+        """The part of the whole row, `ended` if its turn has. A row that is made again brings its
+        turn from 0 on."""
+        start = len(self.tokens) - len(self.request.prefix) + part.start
         self._parts = [*(self._parts if part.start else []), part]
         if part.ended:
             tokens, logps, entropies = zip(*(p[2:5] for p in self._parts), strict=True)
             self._join(np.concatenate(tokens), np.concatenate(logps), np.concatenate(entropies))
             self._parts = []
-        return part.ended
+        return part._replace(index=self.index, start=start)
 
-    def reply(self, reply: Reply, ids: list[int]) -> Request:
-        """The request that goes on behind it."""
-        self.replies += 1
+    def reply(self, reply: Reply, ids: list[int], part: Part) -> tuple[Request, Part]:
+        """The request that goes on behind it, and the turn's last part with it."""
         self.said.append((reply.role, reply.text))
-        self._join(ids, np.full(len(ids), np.inf, np.float32), np.zeros(len(ids), np.float32))
-        return self.request._replace(prefix=list(self.tokens))
+        new = np.full(len(ids), np.inf, np.float32), np.zeros(len(ids), np.float32)
+        self._join(ids, *new)
+        self._begun = len(self.tokens)
+        both = zip(part[2:5], (np.array(ids, np.int32), *new), strict=True)
+        part = Part(*part[:2], *map(np.concatenate, both), False, self.note())
+        return self.request._replace(prefix=list(self.tokens)), part
 
     def _join(self, tokens, logps: np.ndarray, entropies: np.ndarray) -> None:
-        self.turn = [int(t) for t in tokens]
-        self.tokens += self.turn
+        self.tokens += [int(t) for t in tokens]
         self.numbers.append((logps, entropies))
 
     def response(self, stop_ids: Sequence[int]) -> Response:
@@ -216,6 +236,10 @@ class Talking(NamedTuple):
     budget: Budget
     asker: Asker
 
+    slots = property(lambda self: self.engine.slots)
+    chunk = property(lambda self: self.engine.chunk)
+    stop_ids = property(lambda self: self.engine.stop_ids)
+
     def decode_params(self, params, keep: bool = True):
         return self.engine.decode_params(params, keep)
 
@@ -227,20 +251,23 @@ class Talking(NamedTuple):
         watch: Watch = UNWATCHED,
         *,
         cut: Any = None,
+        feed: Callable[[list[Part]], Sequence[Request] | None] | None = None,
         on_tokens: Callable | None = None,
     ) -> tuple[list[Response], Stats]:
         """As `Engine.generate`; a response is all turns and replies of a row, together at most as
-        long as one. Rows of one chunk wait for one another's replies. on_tokens: with whole
-        responses, at the end. ValueError: `cut` is set."""
+        long as one. Rows of one chunk wait for one another's replies. feed: gets a reply with the
+        turn's last part; with it no responses come back. on_tokens: with whole responses, at the
+        end. ValueError: `cut` is set."""
         if cut:
             raise ValueError("config.eval.stop_strings: turns end by stop tokens; leave it empty")
         longest = draw.max_tokens or self.engine.response_tokens
-        rows = [Row(request) for request in requests]
+        rows = [Row(request, i) for i, request in enumerate(requests)]
         of = list(rows)  # by number of the engine's request
 
-        def feed(parts: list[Part]) -> list[Request]:
-            whole = [of[part.index] for part in parts if of[part.index].add(part)]
-            ended = [row for row in whole if row.tokens[-1] in self.engine.stop_ids]
+        def answer(parts: list[Part]) -> list[Request] | None:
+            told = {part.index: part for part in (of[part.index].add(part) for part in parts)}
+            whole = [rows[i] for i, part in told.items() if part.ended]
+            ended = [row for row in whole if row.tokens[-1] in self.stop_ids]
             new = []
             for row in ended:
                 row.said.append((ASSISTANT, self.tokenizer.decode(row.turn)))
@@ -248,16 +275,24 @@ class Talking(NamedTuple):
             for row, said in zip(ended, answers, strict=True):
                 if not isinstance(said, Reply):
                     row.grade = said
+                    told[row.index] = told[row.index]._replace(note=row.note())
                     continue
                 ids = rendered(self.tokenizer, self.budget, said)
                 room = (row.request.limit or longest) - len(row.tokens) - len(ids)
                 if row.replies < self.budget.replies and room > 0:
-                    new.append(row.reply(said, ids))
+                    request, told[row.index] = row.reply(said, ids, told[row.index])
+                    new.append(request)
                     of.append(row)
-            return new
+            more = feed([*told.values()]) if feed else ()
+            if more is None:
+                return None
+            others = [Row(request, len(rows) + i) for i, request in enumerate(more)]
+            rows.extend(others)
+            of.extend(others)
+            return [*new, *more]
 
-        _, stats = self.engine.generate(decode_params, requests, draw, watch, feed=feed)
-        responses = [row.response(self.engine.stop_ids) for row in rows]
+        _, stats = self.engine.generate(decode_params, requests, draw, watch, feed=answer)
+        responses = [] if feed else [row.response(self.stop_ids) for row in rows]
         for i, response in enumerate(responses if on_tokens else ()):
             on_tokens(i, 0, response.tokens, response.logps)
         return responses, stats
