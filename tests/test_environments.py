@@ -2,17 +2,23 @@
 
 import asyncio
 import json
+import pathlib
+import sys
+import types
 
 import pytest
 from test_rewards import grades, rewarded
 
 from dapo_jax import config
 from dapo_jax.config import validation
-from dapo_jax.data import environments, problems
+from dapo_jax.data import environments, problems, references
 from dapo_jax.reward import grading
 
-vf = pytest.importorskip("verifiers.v1", reason="needs pip install 'dapo_jax[verifiers]'")
+vf = pytest.importorskip(
+    "verifiers.v1", reason="needs 'dapo_jax[verifiers]' (requirements-peers.txt)"
+)
 
+DATA = pathlib.Path(__file__).parent / "data" / "environments"
 SUMS = """
 import verifiers.v1 as vf
 
@@ -62,10 +68,10 @@ def own_score(task, response: str) -> float:
     from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 
     trace = Trace(
-        task=TraceTask(type="SumsTask", data=task.data),
+        task=TraceTask(type=type(task).__name__, data=task.data),
         agent=AgentInfo(config=vf.AgentConfig()),
         nodes=[
-            MessageNode(message=vf.SystemMessage(content="Be brief.")),
+            MessageNode(message=vf.SystemMessage(content=task.data.system_prompt)),
             MessageNode(parent=0, message=vf.UserMessage(content=task.data.prompt)),
             MessageNode(parent=1, message=vf.AssistantMessage(content=response), sampled=True),
         ],
@@ -95,6 +101,49 @@ def test_rows_and_scores_are_the_environment_s(sums, workers):
     c = config.base()
     c.data.train, c.eval.files = name, f"sums={name}"
     assert validation.missing(c) == []
+
+
+# As they are published, by Prime Intellect: one of the package's own tests (0.4.0), and one of the
+# environments that its repository lists (a60a606), whose texts come from the hub and are made here.
+PUBLISHED = {
+    "echo_v1": ("lenient_match", lambda p: (p.answer, p.answer.upper(), p.answer[:-1], "a b", "")),
+    "reverse_text": (
+        "SequenceMatcher",
+        lambda p: tuple(
+            f"<reversed_text>{p.answer[:n]}</reversed_text>" for n in range(0, len(p.answer), 4)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("ident", PUBLISHED)
+def test_published_environments_score_as_they_do(ident, tmp_path, monkeypatch):
+    """200 responses of each, without a change of theirs; where their code fails it is named."""
+    rows = [{"prompt": f"{n} times a text, which is {'long ' * n}enough"} for n in range(1, 21)]
+    hub = types.SimpleNamespace(load_dataset=lambda *where, split: rows)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    package = tmp_path / ident
+    package.mkdir()
+    (package / "taskset.py").write_text((DATA / f"{ident}.py.txt").read_text())
+    kind = f"{ident.partition('_v')[0].title().replace('_', '')}Taskset"
+    exported = f"from {ident}.taskset import {kind}\n\n__all__ = [{kind!r}]\n"
+    (package / "__init__.py").write_text(exported)  # as the second has it; the first is one file
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"verifiers:{ident}"
+    scorer, answers = PUBLISHED[ident]
+    how = problems.Reading(takes=references.any_answer, whole=True)
+    found, _ = problems.read(name, how=how)
+    each = -(-200 // len(found))
+    texts = lambda p: tuple((f"{n} " * (n > 9)) + x for n in range(each) for x in answers(p))[:each]
+    said = grading.said(
+        judge := grading.judge(rewarded(function=name)), [(p, texts(p)) for p in found]
+    )
+    tasks = environments.tasks(name)
+    want = [own_score(tasks[p.row["task"]], text) for p in found for text in texts(p)]
+    assert [grade.score for grade in said] == want and len(want) >= 200 and len({*want}) > 1
+    monkeypatch.setattr(sys.modules[f"{ident}.taskset"], scorer, lambda *_: 1 / 0)
+    for failed in grading.said(judge, [(p, ("a",)) for p in found]):
+        assert "ZeroDivisionError: division by zero" in failed.why
 
 
 def test_an_error_of_an_environment_is_no_score(sums):

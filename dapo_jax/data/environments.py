@@ -1,20 +1,27 @@
-"""Environments of the package `verifiers` as problems: `data.train=verifiers:ID`.
+"""Environments of other packages as problems: `data.train=verifiers:ID`, `tinker:MODULE:NAME`.
 
-ID is an installed taskset, as in `eval ID` of that package (verifiers.v1, `Taskset` and `Task`).
+ID is an installed taskset, as in `eval ID` of `verifiers` (verifiers.v1, `Taskset` and `Task`).
+MODULE:NAME is what gives an RLDataset of `tinker-cookbook`, whose environments are `ProblemEnv`.
 Here a task is one question and one answer, scored without a runtime: what needs tools, a container,
 a user or several agents is refused, as it would be scored too low in silence.
 """
 
+import asyncio
 import functools
+import importlib
 import inspect
 import json
 import pathlib
 import tempfile
-from typing import Any
+import types
+from collections.abc import Awaitable, Callable
+from concurrent import futures
+from typing import Any, NamedTuple
 
 from dapo_jax import gate
 
-PREFIX = "verifiers:"
+TINKER = "tinker:"
+PREFIX = ("verifiers:", TINKER)  # a name begins with one of them
 
 
 class Unsuitable(ValueError):
@@ -25,13 +32,15 @@ class Unsuitable(ValueError):
 def tasks(name: str) -> dict[str, Any]:
     """Key -> task of an environment, in its order. ValueError: it is not installed, or not of one
     turn without a runtime; one line that begins with its name."""
+    if name.startswith(TINKER):
+        return _questions(name)
     try:
         import verifiers.v1 as vf
         from verifiers.v1.utils import loaders
     except ImportError as error:
         raise ValueError(f"{name}: needs pip install 'dapo_jax[verifiers]' ({error})") from error
     with gate.reading(name):
-        ident = name.removeprefix(PREFIX)
+        ident = name.partition(":")[2]
         kind, config = loaders.taskset_class(ident), loaders.taskset_config_type(ident)
         taskset = kind(config(id=ident))
         if loaders.environment_class(ident) is not vf.SingleAgentEnv:
@@ -65,6 +74,53 @@ def _suitable(task, base: type):
     return task
 
 
+class Question(NamedTuple):
+    """A problem of `tinker-cookbook`."""
+
+    kind: type  # of its environments
+    data: types.SimpleNamespace  # as that of a task of `verifiers`
+    environment: Callable[[], Awaitable]  # a new one, for one response, which is a text
+
+
+def _questions(name: str) -> dict[str, Question]:
+    """`tasks`, of tinker-cookbook, by their questions. In place of a renderer: prompts stay
+    messages, and a stop token has ended each response."""
+    try:
+        from tinker_cookbook.renderers.base import ParseTermination
+        from tinker_cookbook.rl import problem_env, types as rl
+    except ImportError as error:
+        raise ValueError(f"{name}: needs pip install 'dapo_jax[tinker]' ({error})") from error
+    said = lambda text: ({"role": "assistant", "content": text}, ParseTermination.STOP_SEQUENCE)
+    prompted = dict(get_stop_sequences=list, build_generation_prompt=lambda messages: messages)
+    kinds = rl.EnvGroupBuilder, problem_env.ProblemGroupBuilder
+    plain = {problem_env.ProblemEnv.step, *(kind.compute_group_rewards for kind in kinds)}
+
+    async def environment(group):
+        one = (await group.make_envs())[0]
+        if {getattr(type(one), "step", None), type(group).compute_group_rewards} - plain:
+            raise Unsuitable(f"{type(one).__name__} is no ProblemEnv whose responses score alone")
+        one.renderer = types.SimpleNamespace(parse_response=said, **prompted)
+        return one
+
+    async def read() -> dict[str, Question]:
+        module, _, made = name.removeprefix(TINKER).partition(":")
+        data, found = getattr(importlib.import_module(module), made)(), {}
+        data = (await data())[0] if isinstance(data, rl.RLDatasetBuilder) else data
+        for group in (group for i in range(len(data)) for group in data.get_batch(i)):
+            one = await environment(group)
+            asked = [(m["role"], m["content"]) for m in (await one.initial_observation())[0]]
+            about = dict(idx=len(found), prompt=asked, answer=one.get_reference_answer())
+            about = types.SimpleNamespace(system_prompt=None, **about)
+            ask = functools.partial(environment, group)
+            found[one.get_question()] = Question(type(one), about, ask)
+        return found
+
+    with gate.reading(name), futures.ThreadPoolExecutor(1) as thread:  # a notebook's has a loop
+        if not (found := thread.submit(asyncio.run, read()).result()):
+            raise Unsuitable("has no problems")
+        return found
+
+
 def messages(task) -> list[dict[str, str]]:
     """The prompt of a task as a chat of texts. Unsuitable: it holds something else."""
     data = task.data
@@ -78,7 +134,8 @@ def messages(task) -> list[dict[str, str]]:
 
 def file(name: str) -> pathlib.Path:
     """The source file of an environment, whose hash resume compares."""
-    return pathlib.Path(inspect.getfile(type(next(iter(tasks(name).values())))))
+    first = next(iter(tasks(name).values()))
+    return pathlib.Path(inspect.getfile(getattr(first, "kind", type(first))))
 
 
 @functools.cache
@@ -86,9 +143,10 @@ def rows(name: str) -> pathlib.Path:
     """A JSONL file with a row for each task, in a folder of this process. Column `task` is its key;
     the answer is its data's `answer`, where there is one."""
     folder = tempfile.mkdtemp(prefix="environment_")
-    path = pathlib.Path(folder, name.removeprefix(PREFIX).replace("/", "_") + ".jsonl")
+    path = pathlib.Path(folder, name.partition(":")[2].replace("/", "_") + ".jsonl")
+    found = tasks(name)
     with gate.reading(name), path.open("w") as lines:
-        for key, task in tasks(name).items():
+        for key, task in found.items():
             answer = getattr(task.data, "answer", None)
             row = {"prompt": messages(task), "answer": "-" if answer is None else answer}
             lines.write(json.dumps(row | {"task": key, "data_source": name}, default=str) + "\n")

@@ -1,7 +1,7 @@
 """Raw rows of parquet, JSON lines, JSON and CSV files, found by path, pattern or hub name.
 
     mine.jsonl   data/*.parquet   openai/gsm8k:main/train-*   OWNER/NAME@REVISION:FILE
-    verifiers:ID (environments.py)
+    verifiers:ID, tinker:MODULE:NAME (environments.py)
 
 Text files may be compressed (.gz). A name OWNER/NAME that is not a local file is a data set of the
 Hugging Face hub; its files are downloaded once and then read from the hub's cache. The pattern

@@ -19,7 +19,7 @@ class Tokenizer(Section, place="tokenizer"):
 class Data(Section, place="data"):
     """Training problems and their prompts."""
 
-    train: str = setting("", "problem files, comma-separated: parquet, jsonl, json, csv, patterns (data/*.jsonl), data sets of the hub (openai/gsm8k:main/train-*), or environments (verifiers:ID); '' = the embedded arithmetic task", path=True)
+    train: str = setting("", "problem files, comma-separated: parquet, jsonl, json, csv, patterns (data/*.jsonl), data sets of the hub (openai/gsm8k:main/train-*), or environments (verifiers:ID, tinker:MODULE:NAME); '' = the embedded arithmetic task", path=True)
     on_bad: str = setting("refuse", "a row without an answer that the reward accepts: stop and name it, or skip and count", choices=("refuse", "skip"))
     columns: str = setting("", "names of the rows' own columns, as prompt=query,answer=final,source=kind (a.b: b within a; answer= for none); '' = those of verl, TRL, GSM8K and MATH")
     template: str = setting("", "text with {problem} around each problem, or dapo, boxed, think, plain; '' = chats as they are, texts in the paper's prompt")

@@ -97,7 +97,8 @@ _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL
 
 
 def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[str]) -> Part:
-    """'[NAME=][WEIGHT*]WHAT', WHAT a shipped verifier, format, FILE.py:FUNCTION or verifiers:ID."""
+    """'[NAME=][WEIGHT*]WHAT', WHAT a shipped verifier, format, FILE.py:FUNCTION, verifiers:ID or
+    tinker:MODULE:NAME."""
     name, weight, what = _ENTRY.fullmatch(entry.strip()).groups()
     try:
         weight = float(weight or 1)
@@ -109,7 +110,7 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
     elif what == "format":
         score = tagged(settings.format_tags)
     elif what.startswith(environments.PREFIX):
-        score, name = score_of(what), name or what.removeprefix(environments.PREFIX)
+        score, name = score_of(what), name or what.rpartition(":")[2]
         files[environments.file(what)] = None
     else:
         known = (*answers.MODES, "format")

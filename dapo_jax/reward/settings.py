@@ -11,7 +11,7 @@ class Reward(Section, place="reward"):
     """How a response is graded (paper Eq. 7 and 13)."""
 
     verifier: str = setting("dapo", "verifier that decides correctness (another one is logged beside it); data/verifier.py, data/answers.py", choices=("dapo", "integer", "boxed", "math", "exact", "auto"))
-    function: str = setting("", "replaces the verifier: functions as FILE.py:NAME, in a form of reward/forms.py (score(problem, response) -> Grade, verl's, TRL's), verifiers, format, or verifiers:ID for an environment of that package; several as NAME=WEIGHT*WHAT with commas between")
+    function: str = setting("", "replaces the verifier: functions as FILE.py:NAME, in a form of reward/forms.py (score(problem, response) -> Grade, verl's, TRL's), verifiers, format, or an environment of another package, verifiers:ID or tinker:MODULE:NAME; several as NAME=WEIGHT*WHAT with commas between")
     reply: str = setting("", "with rollout.turns: function reply(problem, transcript) -> Reply, Grade or None that answers a turn, as FILE.py:NAME, or a shipped tool: calculator, python, guess (docs/turns.md)")
     by_source: str = setting("", "another reward for some data sources: SOURCE=REWARD;SOURCE=REWARD, * in SOURCE for any text, REWARD as in reward.function")
     format_tags: str = setting("think,answer", "tags that the reward 'format' requires in this order, with commas between")
