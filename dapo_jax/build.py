@@ -20,7 +20,7 @@ from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
-from dapo_jax.model import attention_kernels, hf, learner, qwen2
+from dapo_jax.model import attention_kernels, hf, learner, paged_triton, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
 from dapo_jax.rollout import drafts, engine
@@ -162,10 +162,15 @@ def build_machine(
             " they do not belong together (config.model.vocab_size, config.tokenizer.path)"
         )
     kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim)
-    if config.optim.share_prompts and kernel == "splash":
+    if config.optim.share_prompts and kernel in ("splash", "triton"):
         raise schema.ConfigError(
-            "config.optim.share_prompts: splash attention, which model.attention names or has on a"
-            " TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
+            f"config.optim.share_prompts: {kernel} attention, which model.attention names or has on"
+            " a TPU, cannot see a prompt beside its own segment; set model.attention=chunked"
+        )
+    if kernel == "triton" and not paged_triton.fits(16, shape.head_dim):
+        raise schema.ConfigError(
+            "config.model.attention: triton takes heads of 16, 32, 64 or 128 numbers, and these"
+            f" have {shape.head_dim}; set 'auto'"
         )
     machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
     if bad := validation.check_cache(config, machine.engine.geometry, sizes):
