@@ -75,7 +75,7 @@ def grids(text: str) -> set[tuple[int, ...]]:
 
 
 def test_programs_of_few_rows_share_the_pages_of_a_row():
-    """Of 0.5B's two heads: a program a row and head of 256 or 128 rows, 2 of 64, 8 of 16."""
+    """0.5B has two heads: 1 program a row and head of 256 or 128 rows, 2 of 64, 8 of 16."""
     assert engine((1, 1, 1), 256).rungs == (128, 64, 16)
     of = lambda name: grids(decode((1, 1, 1), 256, name))
     assert of("full") == {(256, 2, 1)}
@@ -133,7 +133,7 @@ def test_the_kernels_of_packed_rows_lower(d, dtype, monkeypatch):
 
 
 def test_the_roofline_is_of_the_bytes_and_products_of_the_shape():
-    """Of 0.5B: 494 million weights, tied to the head; 24 layers with two heads of 64 keys, 14 of
+    """0.5B has 494 million weights, tied to the head; 24 layers with two heads of 64 keys, 14 of
     queries. Programs that run have the same shares of a row."""
     work = gpu_roofline.decode(plan.qwen2_5("0.5B"), 256, 512)
     weights, V, token = 494_032_768, 151_936, 24 * 2 * 2 * 64 * 2

@@ -98,7 +98,7 @@ def _product(dtype):
 
 
 def _scores(product, q_bxd, k_bxd, i, j, q_segments, k_segments):
-    """Of a block of queries and one of keys, in base 2; masked."""
+    """Masked scores of a block of queries and one of keys, in base 2."""
     index = jnp.arange(_BLOCK)
     seen = (i * _BLOCK + index)[:, None] >= (j * _BLOCK + index)[None]
     seen &= q_segments[:, None] == k_segments[None]
