@@ -38,7 +38,7 @@ class Work(NamedTuple):
     shares: int = 1  # programs of the attention kernel that share a row
 
     def seconds(self, card: str) -> tuple[float, float]:
-        """Of HBM, and of the products: the program takes the longer of the two, or more."""
+        """Seconds of HBM and of the products: the program takes the longer of the two, or more."""
         peak = slices.peak_flops(card)
         return sum(self.bytes.values()) / BANDWIDTH[card], self.flops / peak
 

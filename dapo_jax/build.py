@@ -20,7 +20,7 @@ from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, tokenizer
-from dapo_jax.model import attention_kernels, hf, learner, qwen2
+from dapo_jax.model import attention_kernels, hf, learner, paged_triton, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
 from dapo_jax.rollout import drafts, engine
@@ -153,9 +153,12 @@ def build_machine(
         have = f"the tokenizer has {vocab_tokens} ids, the model {shape.vocab_size} embedding rows"
         raise schema.ConfigError(f"{have} (config.tokenizer.path, config.model.vocab_size)")
     kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim)
-    if config.optim.share_prompts and kernel == "splash":
-        why = "splash attention (a TPU's) cannot see a prompt beside its own segment"
+    if config.optim.share_prompts and kernel in ("splash", "triton"):
+        why = f"{kernel} attention (TPUs have splash) cannot see a prompt beside its own segment"
         raise schema.ConfigError(f"config.optim.share_prompts: {why}; set model.attention=chunked")
+    if kernel == "triton" and not paged_triton.fits(16, shape.head_dim):
+        why = f"triton takes heads of 16, 32, 64 or 128 numbers, and these have {shape.head_dim}"
+        raise schema.ConfigError(f"config.model.attention: {why}; set 'auto'")
     machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
     if bad := validation.check_cache(config, machine.engine.geometry, sizes):
         raise schema.ConfigError("\n".join(bad))

@@ -81,10 +81,17 @@ def test_a_step_that_ends_what_no_batch_can_use_has_the_batch_of_one_that_does_n
     assert early.tokens == late.tokens == tokens and early.slot_steps < full.slot_steps
 
 
-def test_splash_attention_cannot_share_prompts():
+def test_splash_and_triton_attention_cannot_share_prompts():
     made(optim__share_prompts=True)
-    with pytest.raises(config.ConfigError, match=r"share_prompts: splash .*=chunked"):
-        made(optim__share_prompts=True, model__attention="splash")
+    for kernel in ("splash", "triton"):
+        with pytest.raises(config.ConfigError, match=rf"share_prompts: {kernel} .*=chunked"):
+            made(optim__share_prompts=True, model__attention=kernel)
+
+
+def test_triton_attention_has_heads_of_powers_of_two():
+    made(model__attention="triton", model__head_dim=16)
+    with pytest.raises(config.ConfigError, match=r"attention: triton .*these have 24; set 'auto'"):
+        made(model__attention="triton", model__head_dim=24)
 
 
 def test_passes_have_as_many_rows_for_each_device():

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from benchmarks import gpu_roofline
 from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import update
-from dapo_jax.model import learner, paged_triton, qwen2
+from dapo_jax.model import learner, packed_triton, paged_triton, qwen2
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.settings import Rollout
 
@@ -75,7 +75,7 @@ def grids(text: str) -> set[tuple[int, ...]]:
 
 
 def test_programs_of_few_rows_share_the_pages_of_a_row():
-    """Of 0.5B's two heads: a program a row and head of 256 or 128 rows, 2 of 64, 8 of 16."""
+    """0.5B has two heads: 1 program a row and head of 256 or 128 rows, 2 of 64, 8 of 16."""
     assert engine((1, 1, 1), 256).rungs == (128, 64, 16)
     of = lambda name: grids(decode((1, 1, 1), 256, name))
     assert of("full") == {(256, 2, 1)}
@@ -119,8 +119,21 @@ def test_the_kernel_counts_a_large_pool_in_64_bits(monkeypatch):
         assert wide(most + 2 * page, dtype)
 
 
+@pytest.mark.parametrize(("d", "dtype"), [(64, "bfloat16"), (128, "bfloat16"), (64, "float32")])
+def test_the_kernels_of_packed_rows_lower(d, dtype, monkeypatch):
+    """Forward for each block and query head, then gradients: of queries likewise, of keys for each
+    of their own heads."""
+    monkeypatch.setattr(parallel, "platform", lambda: "gpu")
+    loss = lambda *a: packed_triton.attend(*a, "").astype(jnp.float32).sum()
+    array = lambda *size, dtype=dtype: jax.ShapeDtypeStruct(size, dtype)
+    given = *(array(1, n, 9000, d) for n in (14, 2, 2)), array(1, 9000, dtype="int32")
+    text = lowered(parallel.Call(jax.jit(jax.grad(loss, (0, 1, 2))), given))
+    assert text.count("xla.gpu.triton") == 3
+    assert grids(text) == {(141, 14, 1), (141, 2, 1)}
+
+
 def test_the_roofline_is_of_the_bytes_and_products_of_the_shape():
-    """Of 0.5B: 494 million weights, tied to the head; 24 layers with two heads of 64 keys, 14 of
+    """0.5B has 494 million weights, tied to the head; 24 layers with two heads of 64 keys, 14 of
     queries. Programs that run have the same shares of a row."""
     work = gpu_roofline.decode(plan.qwen2_5("0.5B"), 256, 512)
     weights, V, token = 494_032_768, 151_936, 24 * 2 * 2 * 64 * 2

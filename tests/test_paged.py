@@ -144,7 +144,7 @@ def test_the_gpu_kernel_reads_rows_of_20000_tokens(quantized):
 
 
 def test_few_rows_are_shared_out():
-    """Of 0.5B and 7B, whose keys have 2 and 4 heads, with rows of 20,000 tokens and of 2,304: the
+    """0.5B and 7B, whose keys have 2 and 4 heads, with rows of 20,000 tokens and of 2,304: the
     programs of all slots and of the last rows. Short rows are not."""
     of = lambda heads, pages: [paged_triton.shares(n, heads, pages) for n in (256, 128, 64, 16, 1)]
     assert of(2, 157) == [1, 1, 2, 8, 39]

@@ -1,5 +1,6 @@
-"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs. Both
-give what `attention.packed` gives, and write no scores to memory. Dims as there."""
+"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs, where
+packed_triton.py is another. All give what `attention.packed` gives, and write no scores to memory.
+Dims as there."""
 
 import functools
 import math
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dapo_jax import parallel
+from dapo_jax.model import packed_triton
 from dapo_jax.model.attention import in_query_chunks, packed
 
 # Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
@@ -19,10 +21,13 @@ _CUDNN_CHUNK = 4096  # queries: a bias of 8 KB for each key, and rows up to that
 
 def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
     """The function (q, k, v, segments, chunk) -> y that `model.attention` names. shared: rows may
-    hold prompts that several sequences share (`attention.SHARED`), which splash cannot see."""
+    hold prompts that several sequences share (`attention.SHARED`), which splash and triton cannot
+    see."""
     kind = choose(kind, dtype, head_dim)
     if kind == "splash":
         return lambda *args: splash(*args[:4])
+    if kind == "triton":
+        return lambda *args: packed_triton.attend(*args[:4], SAVED)
     step = functools.partial(cudnn if kind == "cudnn" else packed, shared=shared)
     least = _CUDNN_CHUNK if kind == "cudnn" else 0
     return lambda *args: checkpoint_name(step(*args[:4], max(args[4], least)), SAVED)

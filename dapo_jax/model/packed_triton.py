@@ -1,0 +1,211 @@
+"""Flash attention over packed rows for NVIDIA GPUs: Pallas kernels by Triton, forward and backward.
+
+What `attention.packed` gives, without a bias of rows x keys as cuDNN wants it: a block of queries
+goes through the blocks of keys from the start of its first query's sequence to the diagonal, so
+that a row of short sequences takes hardly more than the sequences alone. Sums have one order: the
+same bits every time. Each sequence lies in one piece, padding behind all of them. Unmeasured.
+
+Dims: B rows, T tokens, H query heads, K key/value heads, G query heads a key/value head, d
+head_dim, I blocks of queries, J blocks of keys.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from dapo_jax import parallel
+
+_MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
+_BLOCK = 64  # tokens, of queries and of keys
+
+
+def attend(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, saved: str) -> jax.Array:
+    """[B, H, T, d] on each device's rows and heads. saved: the name under which remat may keep what
+    the backward pass needs. Off GPUs it is interpreted, for tests."""
+    heads, kv_heads = (("batch", n, "token", "head_dim") for n in ("heads", "kv_heads"))
+    one = functools.partial(_padded, saved)
+    split = parallel.per_shard(one, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
+    return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
+
+
+def _padded(saved, q, k, v, segments_BxT):
+    T = q.shape[2]
+    q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, -T % _BLOCK), (0, 0))) for x in (q, k, v))
+    return _attend(saved, q, k, v, jnp.pad(segments_BxT, ((0, 0), (0, -T % _BLOCK))))[:, :, :T]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(saved, q, k, v, segments):
+    return _forward(saved, q, k, v, segments)[0]
+
+
+def _spans(segments_BxT):
+    """(first block of keys that each block of queries sees [B, I], last block of queries that sees
+    each block of keys [B, J]); int32."""
+    T = segments_BxT.shape[1]
+    index_T = jnp.arange(T, dtype=jnp.int32)
+    new_BxT = jnp.pad(segments_BxT[:, 1:] != segments_BxT[:, :-1], ((0, 0), (1, 1)))
+    start_BxT = jax.lax.cummax(jnp.where(new_BxT[:, :-1], index_T, 0), axis=1)
+    last_BxT = jnp.where(new_BxT[:, 1:], index_T, T - 1)
+    end_BxT = jax.lax.cummin(last_BxT, axis=1, reverse=True)
+    return start_BxT[:, ::_BLOCK] // _BLOCK, end_BxT[:, _BLOCK - 1 :: _BLOCK] // _BLOCK
+
+
+def _call(kernel, name: str, q, k, by_keys: bool, given, outs):
+    """Run `kernel` for each block of queries and head, or (by_keys) of keys and key/value head.
+    given, outs: (array or shape, what a program sees of it: 'row', 'block', 'numbers' of a row's
+    blocks, 'tokens' of a row)."""
+    from jax.experimental import pallas as pl  # here: see paged_kernel.py
+    from jax.experimental.pallas import triton
+
+    (B, H, T, d), K = q.shape, k.shape[1]
+    heads, G = (K if by_keys else H), H // K
+
+    def spec(x, sees):
+        if sees in ("numbers", "tokens"):
+            return pl.BlockSpec((None, x.shape[1]), lambda i, h, b: (b, 0))
+        most = _BLOCK if sees == "block" else T
+        at = (lambda i: i) if sees == "block" else (lambda i: 0)
+        each = x.shape[1] // heads  # query heads of a program's key/value head
+        count = None if x.shape[1] <= heads else each
+        head = (lambda h: h // G) if x.shape[1] < heads else (lambda h: h)
+        rest = x.shape[3:]
+        return pl.BlockSpec(
+            (None, count, most, *rest), lambda i, h, b: (b, head(h), at(i), *[0] * len(rest))
+        )
+
+    return pl.pallas_call(
+        kernel,
+        grid=(T // _BLOCK, heads, B),
+        in_specs=[spec(*x) for x in given],
+        out_specs=[spec(*x) for x in outs],
+        out_shape=[x for x, _ in outs],
+        compiler_params=triton.CompilerParams(num_warps=4 if d <= 64 else 8, num_stages=2),
+        interpret=parallel.platform() != "gpu",
+        name=name,
+    )(*(x for x, _ in given))
+
+
+def _product(dtype):
+    from jax.experimental.pallas import triton
+
+    # bfloat16 products are exact; float32 ones would otherwise be TF32's.
+    exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    return lambda a, b: triton.dot(a.astype(dtype), b.astype(dtype), precision=exact)
+
+
+def _scores(product, q_bxd, k_bxd, i, j, q_segments, k_segments):
+    """Masked scores of a block of queries and one of keys, in base 2."""
+    index = jnp.arange(_BLOCK)
+    seen = (i * _BLOCK + index)[:, None] >= (j * _BLOCK + index)[None]
+    seen &= q_segments[:, None] == k_segments[None]
+    scores = product(q_bxd, k_bxd.T) * (q_bxd.shape[1] ** -0.5 * math.log2(math.e))
+    return jnp.where(seen, scores, _MASKED)
+
+
+def _at(ref, i, *before):
+    from jax.experimental import pallas as pl
+
+    return ref[(*before, pl.ds(i * _BLOCK, _BLOCK))]
+
+
+def _forward_kernel(q_ref, k_ref, v_ref, segments_ref, first_ref, y_ref, lse_ref):
+    from jax.experimental import pallas as pl
+
+    i, q, product = pl.program_id(0), q_ref[...], _product(q_ref.dtype)
+    mine = _at(segments_ref, i)
+
+    def step(j, carry):
+        top, total, y = carry
+        scores = _scores(product, q, _at(k_ref, j), i, j, mine, _at(segments_ref, j))
+        new_top = jnp.maximum(top, scores.max(1))
+        weights, fade = jnp.exp2(scores - new_top[:, None]), jnp.exp2(top - new_top)
+        y = y * fade[:, None] + product(weights, _at(v_ref, j))
+        return new_top, total * fade + weights.sum(1), y
+
+    start = jnp.full(_BLOCK, _MASKED), jnp.zeros(_BLOCK), jnp.zeros(q.shape)
+    top, total, y = jax.lax.fori_loop(first_ref[i], i + 1, step, start)
+    y_ref[...] = (y / total[:, None]).astype(y_ref.dtype)
+    lse_ref[...] = top + jnp.log2(total)
+
+
+def _forward(saved, q, k, v, segments):
+    first, _ = _spans(segments)
+    lse = jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
+    given = (q, "block"), (k, "row"), (v, "row"), (segments, "tokens"), (first, "numbers")
+    outs = (jax.ShapeDtypeStruct(q.shape, q.dtype), "block"), (lse, "block")
+    y, lse = _call(_forward_kernel, "packed_forward", q, k, False, given, outs)
+    y, lse = checkpoint_name((y, lse), saved)
+    return y, (q, k, v, segments, y, lse)
+
+
+def _grad_scores(product, scores, lse, do, v, delta):
+    """(weights of the softmax, the gradient of the scores in base e)."""
+    weights = jnp.exp2(scores - lse[:, None])
+    return weights, weights * (product(do, v.T) - delta[:, None])
+
+
+def _queries_kernel(
+    q_ref, k_ref, v_ref, segments_ref, first_ref, do_ref, lse_ref, delta_ref, dq_ref
+):
+    from jax.experimental import pallas as pl
+
+    i, q, product = pl.program_id(0), q_ref[...], _product(q_ref.dtype)
+    do, lse, delta, mine = do_ref[...], lse_ref[...], delta_ref[...], _at(segments_ref, i)
+
+    def step(j, dq):
+        k, v = _at(k_ref, j), _at(v_ref, j)
+        scores = _scores(product, q, k, i, j, mine, _at(segments_ref, j))
+        return dq + product(_grad_scores(product, scores, lse, do, v, delta)[1], k)
+
+    dq = jax.lax.fori_loop(first_ref[i], i + 1, step, jnp.zeros(q.shape))
+    dq_ref[...] = (dq * q.shape[1] ** -0.5).astype(dq_ref.dtype)
+
+
+def _keys_kernel(
+    q_ref, k_ref, v_ref, segments_ref, last_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, *, G
+):
+    from jax.experimental import pallas as pl
+
+    j, k, v, product = pl.program_id(0), k_ref[...], v_ref[...], _product(k_ref.dtype)
+    mine = _at(segments_ref, j)
+
+    def of_head(g, carry):
+        head = () if G == 1 else (g,)
+
+        def step(i, carry):
+            dk, dv = carry
+            q, do = _at(q_ref, i, *head), _at(do_ref, i, *head)
+            scores = _scores(product, q, k, i, j, _at(segments_ref, i), mine)
+            lse, delta = _at(lse_ref, i, *head), _at(delta_ref, i, *head)
+            weights, ds = _grad_scores(product, scores, lse, do, v, delta)
+            return dk + product(ds.T, q), dv + product(weights.T, do)
+
+        return jax.lax.fori_loop(j, last_ref[j] + 1, step, carry)
+
+    zeros = jnp.zeros(k.shape)
+    dk, dv = jax.lax.fori_loop(0, G, of_head, (zeros, zeros))
+    dk_ref[...] = (dk * k.shape[1] ** -0.5).astype(dk_ref.dtype)
+    dv_ref[...] = dv.astype(dv_ref.dtype)
+
+
+def _backward(saved, kept, do):
+    q, k, v, segments, y, lse = kept
+    first, last = _spans(segments)
+    delta = (do.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1)
+    like = lambda x: (jax.ShapeDtypeStruct(x.shape, x.dtype), "block")
+    rows = (segments, "tokens")
+    given = (q, "block"), (k, "row"), (v, "row"), rows, (first, "numbers")
+    given += (do, "block"), (lse, "block"), (delta, "block")
+    (dq,) = _call(_queries_kernel, "packed_queries", q, k, False, given, [like(q)])
+    given = (q, "row"), (k, "block"), (v, "block"), rows, (last, "numbers")
+    given += (do, "row"), (lse, "row"), (delta, "row")
+    kernel = functools.partial(_keys_kernel, G=q.shape[1] // k.shape[1])
+    dk, dv = _call(kernel, "packed_keys", q, k, True, given, [like(k), like(v)])
+    return dq, dk, dv, None
+
+
+_attend.defvjp(_forward, _backward)
