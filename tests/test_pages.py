@@ -107,6 +107,13 @@ def evaluation(said, desk) -> None:
     assert list(json.loads((desk / "scores.json").read_text())["sets"]) == ["aime24", "mine"]
 
 
+def on_a_gpu(said, desk) -> None:
+    _, inspected, planned, trained, scored, _, eight = said
+    assert re.search(r"^rows +7$", inspected, re.M) and "on h100-1 = h100:1: 1 GPUs" in planned
+    assert "done: 2 steps" in trained and "done: 2 steps" in eight
+    assert re.search(r"^gsm8k +2 +1 +0 ", scored, re.M) and (desk / "runs/gsm8k_hf").is_dir()
+
+
 QUICKSTART = "python -m dapo_jax.train --config=configs/quickstart.py --workdir=runs/mine"
 # page -> (lines typed before it, and after it, what is to be seen)
 PAGES = {
@@ -123,6 +130,7 @@ PAGES = {
         warm_start,
     ),
     "staleness.md": ([], [], staleness),
+    "on_a_gpu.md": ([], [], on_a_gpu),
 }
 
 
