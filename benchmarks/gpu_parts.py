@@ -182,9 +182,9 @@ PARTS = {
 ONCE = {"bits", "kernels", "step"}  # of the first size alone
 
 
-def measure(args) -> list[harness.Table]:
+def run(args) -> list[harness.Table]:
     """SystemExit: there is no GPU."""
-    tiny, about = args.sizes == ["tiny"], card()
+    tiny, about = [*args.sizes] == ["tiny"], card()
     if not about and not tiny:
         sys.exit(
             "error: python -m benchmarks gpu --all: no NVIDIA GPU here (nvidia-smi lists none)"

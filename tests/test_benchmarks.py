@@ -202,7 +202,8 @@ def test_without_a_gpu_that_is_said_in_one_line(monkeypatch, tmp_path):
 
 
 def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
-    """The parts in order, each of its sizes; one that breaks is said; none begins after the time."""
+    """The parts in order, each of its sizes; one that breaks is said; none begins too late."""
+    assert tuple(gpu_parts.PARTS) == gpu.PARTS
     card = "NVIDIA H100, 580.1, " + ", ".join("1" * (gpu_parts.QUERY.count(",") - 1))
     executable(tmp_path / "nvidia-smi", f"#!/bin/sh\necho '{card}'\n")
     monkeypatch.setenv("PATH", on_path(tmp_path))
