@@ -58,7 +58,7 @@ FLAGS = {
     "peers": Flag(True, True, "transformers and torch, too"),
     "all": Flag(False, False, "all parts of gpu_parts.py, of 0.5B, 1.5B and 7B"),
     "only": Flag(("",), ("",), "some of those parts", ("", *PARTS)),
-    "minutes": Flag(25, 25, "after which none of them is begun"),
+    "minutes": Flag(20, 20, "after which none of them is begun"),
     "out": Flag("gpu.json", "gpu.json", "their file"),
 }
 

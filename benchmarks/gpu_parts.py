@@ -92,8 +92,6 @@ def step(size: str, repeats: int) -> dict:
     c, s, shape = config.base(), gpu.setting(size), gpu.shape_of(size)
     c.update({f"model.{n}": getattr(shape, n) for n in qwen2.Shape._fields[:10]})
     c.update({"model.dtype": "bfloat16", "model.scan_layers": True, "model.remat": "full"})
-    if size == "7B":
-        c.model.lora.rank, c.model.remat = 32, "full"
     c.rollout.groups, c.rollout.group_size, c.rollout.chunk = s.slots // 8, 8, min(64, s.equal)
     c.rollout.slots, c.rollout.prefill_prompts = s.slots, max(s.slots // 8, 1)
     c.rollout.max_response_tokens, c.reward.overlong_buffer_tokens = s.equal, s.equal // 4
@@ -135,7 +133,9 @@ def kernels(size: str, repeats: int) -> dict:
     command = [sys.executable, "-m", "pytest", "-n0", "-q", "--no-header", *files]
     platforms = {} if size == "tiny" else {"JAX_PLATFORMS": "cuda,cpu"}
     env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | platforms
-    done = subprocess.run(command, cwd=harness.ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=harness.ROOT, env=env, capture_output=True, text=True, timeout=600
+    )
     counts = {
         what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)
     }
