@@ -2,6 +2,7 @@
 
     python -m benchmarks gpu --full            # wants torch and transformers beside jax[cuda13]
     python -m benchmarks gpu --full --sizes 1.5B --no-peers
+    python -m benchmarks gpu --all             # all that is to be measured; --only decode update
 
 Random weights, bfloat16 products, float32 master weights and Adam moments, nothing but lengths ends
 a response. Each side and size is a process of its own, so that it has the memory to itself.
@@ -19,6 +20,8 @@ which compiles. MFU: FLOPs that the model needs (causal attention, nothing twice
 dense bfloat16 peak. Memory: the most that the platform's allocator held.
 """
 
+from typing import NamedTuple
+
 import jax
 import numpy as np
 
@@ -30,58 +33,95 @@ from dapo_jax.model import qwen2
 from dapo_jax.pods import slices
 from dapo_jax.rollout.draw import Draw
 
-PROMPT, SLOTS, EQUAL, CAP, MEAN = 256, 256, 512, 2048, 512
-ROWS, ROW = 64, 2048
+
+class Setting(NamedTuple):
+    """Lengths in TOKENS."""
+
+    prompt: int = 256
+    slots: int = 256
+    equal: int = 512
+    cap: int = 2048
+    mean: int = 512
+    rows: int = 64  # of an update
+    row: int = 2048
+
+
+def setting(size: str) -> Setting:
+    return Setting(8, 16, 16, 32, 8, 8, 128) if size == "tiny" else Setting()
+
+
+PROMPT, SLOTS, EQUAL, _, _, ROWS, ROW = Setting()
+PARTS = "roofline", "decode", "update", "step", "bits", "kernels", "peers"
 FLAGS = {
-    "sizes": Flag(("0.5B",), ("0.5B", "1.5B")),
+    "sizes": Flag(("0.5B",), ("0.5B", "1.5B"), choices=("tiny", "0.5B", "1.5B", "7B")),
     "repeats": Flag(1, 2),
     "peers": Flag(True, True, "transformers and torch, too"),
-    "only": Flag("", "", "by arithmetic, without a GPU", ("", "roofline")),
+    "all": Flag(False, False, "all parts of gpu_parts.py, of 0.5B, 1.5B and 7B"),
+    "only": Flag(("",), ("",), "some of those parts", ("", *PARTS)),
+    "minutes": Flag(20, 20, "after which none of them is begun"),
+    "out": Flag("gpu.json", "gpu.json", "their file"),
 }
 
 
 def shape_of(size: str) -> qwen2.Shape:
+    if size == "tiny":
+        return sides.SMALL._replace(scan_layers=True)
     return plan.qwen2_5(size, scan_layers=True, remat="full", attention="auto")
 
 
 def device_peak() -> dict:
     device = jax.devices()[0]
-    return {"device": device.device_kind, "gib": device.memory_stats()["peak_bytes_in_use"] / 2**30}
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use", 0)  # a CPU tells none
+    return {"device": device.device_kind, "gib": peak / 2**30}
+
+
+def sampler(size: str) -> tuple:
+    """(engine, random decode weights)."""
+    shape, s = shape_of(size), setting(size)
+    chunk = min(64, s.equal)
+    engine = sides.engine(shape, s.slots, s.prompt, s.cap, chunk, "bfloat16", prefill_prompts=32)
+    params = jax.jit(qwen2.init, static_argnums=0)(shape, jax.random.key(0))
+    return engine, engine.decode_params(params, keep=False)
 
 
 def sample_ours(size: str, repeats: int) -> dict:
-    shape = shape_of(size)
-    engine = sides.engine(shape, SLOTS, PROMPT, CAP, 64, "bfloat16", prefill_prompts=32)
-    weights = engine.decode_params(jax.jit(qwen2.init, static_argnums=0)(shape, jax.random.key(0)))
+    (engine, weights), s = sampler(size), setting(size)
     rng = np.random.default_rng(0)
 
     def turn(lengths):
-        work = sides.requests(rng.integers(0, 1000, (len(lengths), PROMPT)), lengths)
+        work = sides.requests(rng.integers(0, 1000, (len(lengths), s.prompt)), lengths)
         return lambda: engine.generate(weights, work, Draw(seed=1))
 
-    turn([1] * SLOTS)()
-    tailed = sides.log_normal(2 * SLOTS, CAP, MEAN).tolist()
+    turn([1] * s.slots)()
+    tailed = sides.log_normal(2 * s.slots, s.cap, s.mean).tolist()
     found = {
         name: sum(lengths) / median_seconds(turn(lengths), repeats)
-        for name, lengths in (("equal", [EQUAL] * SLOTS), ("tailed", tailed))
+        for name, lengths in (("equal", [s.equal] * s.slots), ("tailed", tailed))
     }
     return found | device_peak()
 
 
-def update_ours(size: str, repeats: int) -> dict:
-    shape = shape_of(size)
+def update_ours(size: str, repeats: int, remat="full", micro_rows=4, rank=0, norm=False) -> dict:
+    """rank: of adapters, 0 = all weights are trained. norm: say the gradient's norm too."""
+    lora = qwen2.Lora(rank, 16.0, ("q", "k", "v", "o", "gate", "up", "down"), "bfloat16")
+    shape, s = shape_of(size)._replace(remat=remat, lora=lora if rank else None), setting(size)
     made = sides.trainer(shape, "bfloat16")
     rng = np.random.default_rng(0)
-    ids = rng.integers(0, 1000, (ROWS, ROW))
-    items = sides.items(ids[:, :PROMPT], ids[:, PROMPT:], rng.normal(size=ROWS), -12.0)
-    params = made.init_params(jax.random.key_data(jax.random.key(0)))
-    step, _ = sides.update_step(made, params, items, row_tokens=ROW, micro_rows=4, lr=1e-6)
+    ids = rng.integers(0, 1000, (s.rows, s.row))
+    items = sides.items(ids[:, : s.prompt], ids[:, s.prompt :], rng.normal(size=s.rows), -12.0)
+    key = jax.random.key_data(jax.random.key(0))
+    params = made.init_params(key)
+    params = made.adapted(params, key) if rank else params
+    rows = dict(row_tokens=s.row, micro_rows=micro_rows, lr=1e-6)
+    step, _ = sides.update_step(made, params, items, **rows)
     del params
-    assert not step()["skipped"]
+    first = step()
+    assert not first["skipped"]
     seconds = median_seconds(step, repeats)
-    flops = 3 * hardware.forward_flops(shape, [ROW] * ROWS)
-    peak = slices.peak_flops(jax.devices()[0].device_kind)
-    return {"tokens": ROWS * ROW / seconds, "mfu": flops / seconds / peak} | device_peak()
+    flops = 3 * hardware.forward_flops(shape.merged, [s.row] * s.rows)
+    peak = slices.peak_flops(jax.devices()[0].device_kind) or np.inf
+    found = {"tokens": s.rows * s.row / seconds, "mfu": flops / seconds / peak} | device_peak()
+    return found | ({"grad_norm": float(first["grad_norm"])} if norm else {})
 
 
 def torch_model(size: str, dtype):
@@ -157,8 +197,14 @@ ROWS_OF_TABLE = (
 
 
 def measure(args) -> list[harness.Table]:
-    if args.only == "roofline":
+    if [*args.only] == ["roofline"]:
         return [gpu_roofline.table()]
+    if args.all or any(args.only):
+        from benchmarks import gpu_parts  # which imports this
+
+        if tuple(args.sizes) in FLAGS["sizes"][:2]:  # nothing was asked for
+            args.sizes = ["0.5B", "1.5B", "7B"]
+        return gpu_parts.run(args)
     table = harness.Table("Qwen2.5", "dapo_jax", "transformers (ours over it)")
     apart = lambda part, size: harness.apart(
         part, size, args.repeats, XLA_PYTHON_CLIENT_MEM_FRACTION="0.95"

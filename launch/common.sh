@@ -21,6 +21,25 @@ DAPO_NO_PYTHON=69  # exit status when no interpreter can be had, so that callers
 
 dapo_venv() { printf '%s' "$DAPO_ROOT/.venv${1:+-$1}"; }  # dapo_venv [VERSION]
 
+# Fail unless nvidia-smi lists so many GPUs here.
+dapo_gpus() {  # dapo_gpus NUMBER
+    local found
+    command -v nvidia-smi >/dev/null || dapo_fail "no nvidia-smi here: install NVIDIA's driver first"
+    found="$(nvidia-smi --list-gpus 2>&1)" || dapo_fail "nvidia-smi failed: $found"
+    found="$(grep -c '^GPU ' <<<"$found" || true)"
+    ((found >= $1)) || dapo_fail "--gpus=$1: nvidia-smi lists $found on this machine" 2
+}
+
+# Sets `environment` for a process of several with a GPU each. A value of the caller's stays. Nine
+# tenths of the memory are jax's, of itself three quarters (docs.nvidia.com/jax-toolbox, GPU
+# performance); NCCL says what is wrong (its user guide). Without a GPU jax refuses.
+dapo_gpu_environment() {
+    # shellcheck disable=SC2034  # the caller's
+    environment=("JAX_PLATFORMS=cuda,cpu"
+        "XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-.9}"
+        "NCCL_DEBUG=${NCCL_DEBUG:-WARN}" "TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}")
+}
+
 dapo_say() { printf '[set-up] %s\n' "$(dapo_plain "$*")" >&2; }
 
 # Whether COMMAND is a Python that runs (a pyenv shim may be on PATH and only print an error), is of

@@ -1,29 +1,42 @@
 #!/usr/bin/env bash
-# Several processes on this machine that behave as the hosts of a pod: to try a multi-host run.
+# Several processes on this machine: one for each of its GPUs, or, to try a multi-host run, some that
+# behave as the hosts of a pod.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat <<'TEXT'
-usage: launch/local.sh [--processes=N] [--devices=D] [--python=X.Y] [--dry-run] [-- TRAINING FLAG ...]
+usage: launch/local.sh [--gpus=G | --processes=N --devices=D] [FLAG ...] [-- TRAINING FLAG ...]
 
   launch/local.sh --processes=2 --devices=4 -- --config=configs/quickstart.py --workdir=runs/local \
       --config.mesh.tensor=2
+  launch/local.sh --gpus=8 -- --config=configs/gpus.py:8 --workdir=runs/gsm8k
 
-Starts N processes (default: 2) with D simulated CPU devices each (default: 1), which meet over
-loopback. Process 0 writes here, the others to WORKDIR.process_N.log. Where one fails the others are
+With --gpus starts G processes, each with one of the first G NVIDIA GPUs; else N (default: 2) with D
+simulated CPU devices each (default: 1), which meet over loopback. Process 0 writes here, the others to WORKDIR.process_N.log. Where one fails the others are
 ended; Ctrl-C or SIGTERM asks all of them to save and leave. Exits with process 0's status, or with
 that of the first that failed.
+
+  --extra=EXTRA         with --gpus, what to install: cuda (default: CUDA 12) or cuda13 (driver 580)
+  --python=X.Y          use this Python, in .venv-X.Y
+  --dry-run             print the commands, start nothing
 TEXT
 }
 
-processes=2 devices=1 python="" dry_run="" training=()
-dapo_flags "processes=number:1:1024 devices=number:1:1024 python=python dry-run=switch" "$@"
+gpus=0 processes=2 devices=1 extra=cuda python="" dry_run="" training=()
+dapo_flags "gpus=number:0:64 processes=number:1:1024 devices=number:1:1024 extra=word python=python
+    dry-run=switch" "$@"
 workdir="$(dapo_workdir)"
 : "${workdir:=$DAPO_ROOT/runs/local}"
 training=("--workdir=$workdir" ${training[@]+"${training[@]}"})
 
-[[ -n "$dry_run" ]] || dapo_setup "" "$python"
+if ((gpus)); then
+    processes=$gpus
+    [[ -n "$dry_run" ]] || dapo_gpus "$gpus"
+else
+    extra=""
+fi
+[[ -n "$dry_run" ]] || dapo_setup "$extra" "$python"
 # A port that is free now; nothing else on this machine is likely to take it within a second.
 port="${DAPO_PORT:-}"
 if [[ -n "$port" ]]; then
@@ -39,10 +52,13 @@ cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
 threads=$((4 * devices > cores ? 4 * devices : cores))
 environment=(JAX_PLATFORMS=cpu "NPROC=${NPROC:-$threads}" "XLA_FLAGS=${XLA_FLAGS:+$XLA_FLAGS }--xla_force_host_platform_device_count=$devices"
     "TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}")
+((!gpus)) || dapo_gpu_environment
 
 children=()
 for ((i = 0; i < processes; i++)); do
-    command=(env "${environment[@]}" "$(dapo_venv "$python")/bin/python" -m dapo_jax.train
+    own=()
+    ((!gpus)) || own=("CUDA_VISIBLE_DEVICES=$i")
+    command=(env ${own[@]+"${own[@]}"} "${environment[@]}" "$(dapo_venv "$python")/bin/python" -m dapo_jax.train
         "${training[@]}" "--coordinator=127.0.0.1:$port" "--num_processes=$processes"
         "--process_id=$i")
     if [[ -n "$dry_run" ]]; then

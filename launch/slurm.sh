@@ -25,6 +25,10 @@ sends SIGTERM: the run saves and leaves, and the job puts itself into the queue 
   --python=X.Y          use this Python, in .venv-X.Y
   --dry-run             print the job script and the command, submit nothing
   --help                print this
+
+JAX finds the nodes, the port of its coordinator and each process's GPU by Slurm's variables. NCCL
+takes the fastest network that it finds; NCCL_SOCKET_IFNAME=, NCCL_IB_HCA= and the like, set where
+you call this, go to all nodes (sbatch exports the environment), as does XLA_FLAGS.
 TEXT
 }
 
@@ -47,10 +51,15 @@ for flag in partition account qos constraint; do
     [[ -z "${!flag}" ]] || to_sbatch+=("--$flag=${!flag}")
 done
 
+settings=""
+if ((gpus)) && [[ -n "$extra" ]]; then
+    dapo_gpu_environment
+    printf -v settings 'export %s\n' "$(printf '%q ' "${environment[@]}")"
+fi
 # The signal goes to the step, not to this script: srun hands it on to the processes.
 read -r -d '' job <<TEXT || true
 #!/usr/bin/env bash
-srun --kill-on-bad-exit=1${cores:+ $cores}$command
+${settings}srun --kill-on-bad-exit=1${cores:+ $cores}$command
 status=\$?
 # Told to leave, and not done: into the queue again.
 [[ \$status != 75 ]] || scontrol requeue "\$SLURM_JOB_ID"

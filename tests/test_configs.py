@@ -9,6 +9,7 @@ import pytest
 
 from dapo_jax import config, plan
 from dapo_jax.config import presets
+from dapo_jax.plan import gpus
 from dapo_jax.pods import slices as pods
 
 FOLDER = Path(__file__).parent.parent / "configs"
@@ -110,6 +111,27 @@ def test_the_config_for_one_chip_leaves_room_on_it():
     assert limit == pytest.approx(pod.chip.hbm / plan.GB, abs=0.05)
     assert peaks(c, config.resolve_mesh(c, 1)) == pytest.approx([sampling, updating], rel=0.15)
     assert c.dynamic_sampling.enabled and (c.loss.clip_low, c.loss.clip_high) == (0.2, 0.28)
+
+
+@pytest.mark.parametrize("n", ["1", "8"])
+def test_the_config_for_gpus_takes_what_its_docstring_says(n):
+    """In passes of 16 to 32 thousand tokens a GPU, with all responses in flight at once;
+    other GPUs of 80 GB have room for it too."""
+    row = re.search(rf"gpus\.py:{n} +([\d.]+) +([\d.]+) +([\d.]+)", doc("gpus"))
+    page = (FOLDER.parent / "docs/on_a_gpu.md").read_text()
+    assert f"on h100-{n} | {' | '.join(row.groups())} |" in page
+    sampling, updating, seconds = map(float, row.groups())
+    c = load("gpus", n)
+    found = plan.plan(c, gpus.parse(f"h100-{n}"), plan.Traffic(32, 128), 0.1)
+    assert [x / plan.GB for x in found["peaks"].values()] == pytest.approx(
+        [sampling, updating], abs=0.1
+    )
+    assert found["step"]["expected_s"] == pytest.approx(seconds, abs=0.1)
+    assert 16_000 <= c.optim.micro_batch_rows * config.row_tokens(c) / int(n) <= 32_768
+    assert found["in_flight"]["longest"]["waves"] == 1
+    assert plan.check(c, gpus.parse(f"a100-{n}")) == ""
+    with pytest.raises(ValueError, match=r"configs/gpus.py:3: wants 1, 2, 4 or 8 GPUs"):
+        load("gpus", "3")
 
 
 def test_two_models_fit_the_slice_of_one():

@@ -103,7 +103,7 @@ def test_the_model_is_within_11_percent_of_what_one_h100_did(one):
 
 def test_what_is_said_of_a_gpu(one):
     text = "\n".join(report.report(one))
-    assert "1 GPUs of 76.97 GB" in text and "nothing but one H100's sampling" in text
+    assert "1 GPU of 76.97 GB" in text and "nothing but one H100's sampling" in text
     assert "measured on a TPU" not in text and "v6e-4" not in text and "--compile" not in text
     for x in one["constants"].values():
         assert x["low"] <= x["value"] <= x["high"] or x["high"] <= x["value"] <= x["low"]

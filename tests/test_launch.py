@@ -260,12 +260,17 @@ def test_setup_looks_for_a_python_that_runs(checkout, tools, set_up):
 
 def test_the_image_has_what_a_host_has():
     """`worker.sh install` makes both, for one Python; for that one jax and one libtpu are pinned,
-    which are those that the published compiles were made with."""
+    which are those that the published compiles were made with. One for GPUs can be asked for."""
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
     assert len(copied) > 3 and all((ROOT / word).exists() for word in copied)
     (run,) = (line for line in lines if line.startswith("RUN"))
-    assert re.search(" bash launch/worker.sh install +&& ", run)  # the versions are its own
+    # The versions are its own.
+    assert re.search(r' bash launch/worker.sh install "\$EXTRA" +&& ', run)
+    offered = re.findall(r'^        "(\w+)": \[', (ROOT / "setup.py").read_text(), re.M)
+    assert "ARG EXTRA=tpu" in lines and {*re.findall(r"EXTRA=(\w+)", "\n".join(lines))} <= {
+        *offered
+    }
     worker = "".join((ROOT / name).read_text() for name in copied if name.endswith(".sh"))
     needed = {*re.findall(r"launch/\w+\.(?:sh|txt)", worker)} - {"launch/until_done.sh"}
     assert len(needed) > 2 and needed <= {*copied}

@@ -298,3 +298,24 @@ def test_local_starts_and_ends_all(tmp_path):
     done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, PATH=on_path(tools))
     assert (done.returncode, done.stdout) == (3, "process 0\n")
     assert (tmp_path / "w.process_1.log").read_text() == "process 1\n"
+
+
+def test_local_starts_a_process_for_each_gpu(tmp_path):
+    """With a stand-in for nvidia-smi; one that lists too few, or fails, starts nothing."""
+    checkout, tools = scripts.make_checkout(tmp_path), scripts.make_tools(tmp_path)
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['JAX_PLATFORMS'])"
+    executable(tmp_path / "dapo_jax/train.py", code)
+    (tmp_path / "dapo_jax/__init__.py").write_text("")
+    two = "#!/bin/sh\necho 'GPU 0: H100 (UUID: a)'; echo 'GPU 1: H100 (UUID: b)'\n"
+    executable(tools / "nvidia-smi", two)
+
+    def started(gpus: int):
+        flags = (f"--gpus={gpus}", "--", f"--workdir={tmp_path}/w")
+        return bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, PATH=on_path(tools))
+
+    done = started(2)
+    assert (done.returncode, done.stdout) == (0, "0 cuda,cpu\n"), done.stderr
+    assert (tmp_path / "w.process_1.log").read_text() == "1 cuda,cpu\n"
+    assert started(3).stderr == "error: --gpus=3: nvidia-smi lists 2 on this machine\n"
+    executable(tools / "nvidia-smi", "#!/bin/sh\necho no driver; exit 9\n")
+    assert started(1).stderr == "error: nvidia-smi failed: no driver\n"

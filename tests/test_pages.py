@@ -107,9 +107,16 @@ def evaluation(said, desk) -> None:
     assert list(json.loads((desk / "scores.json").read_text())["sets"]) == ["aime24", "mine"]
 
 
+def on_a_gpu(said, desk) -> None:
+    _, inspected, planned, trained, scored, _, eight = said
+    assert re.search(r"^rows +7$", inspected, re.M) and "on h100-1 = h100:1: 1 GPU " in planned
+    assert "done: 2 steps" in trained and "done: 2 steps" in eight
+    assert re.search(r"^gsm8k +2 +1 +0 ", scored, re.M) and (desk / "runs/gsm8k_hf").is_dir()
+
+
 # page -> what is to be seen; and what is typed before its own lines, or after them
 PAGES = {"own_data.md": own_data, "own_reward.md": own_reward, "evaluation.md": evaluation}
-PAGES |= {"warm_start.md": warm_start, "staleness.md": staleness}
+PAGES |= {"warm_start.md": warm_start, "staleness.md": staleness, "on_a_gpu.md": on_a_gpu}
 MINE = "python -m dapo_jax.train --workdir=runs/mine --config="
 FIRST_TYPED = {"evaluation.md": [MINE + "configs/quickstart.py"]}
 LAST_TYPED = {"warm_start.md": [

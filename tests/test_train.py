@@ -4,6 +4,7 @@ that only a whole run can show. Runs of a few steps on a random tiny model, with
 
 import json
 import pathlib
+import runpy
 import shutil
 
 import jax
@@ -221,17 +222,20 @@ def test_the_three_readings_of_overlong_filtering(reading):
 
 @pytest.mark.slow
 def test_eight_devices_sample_the_same_tokens_and_learn_the_same(tmp_path, shell):
-    """In processes of their own, compiled at XLA's own level."""
+    """In processes of their own, compiled at XLA's own level; also on configs/gpus.py:8's mesh."""
+    laid = runpy.run_path(ROOT / "configs" / "gpus.py")["get_config"]("8").mesh.to_dict()
+    meshes = {"one": dict(fsdp=1, tensor=1), "eight": dict(fsdp=4, tensor=2), "gpus": laid}
     (tmp_path / "base.py").write_text("from dapo_jax.config import base as get_config")
-    for name, devices, fsdp, tensor in (("one", 1, 1, 1), ("eight", 8, 4, 2)):
-        fields = config.leaves(small(3)) | {"mesh.fsdp": fsdp, "mesh.tensor": tensor}
+    for name, mesh in meshes.items():
+        fields = config.leaves(small(3)) | {f"mesh.{axis}": n for axis, n in mesh.items()}
         flags = [f"--config.{field}={value}" for field, value in fields.items()]
         flags += [f"--config={tmp_path}/base.py", f"--workdir={tmp_path / name}"]
-        env = {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": str(devices)}
+        env = {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": str(1 if name == "one" else 8)}
         done = shell.python(ROOT / "tests" / "stubbed_train.py", *flags, **env)
         assert done.returncode == 0, done.stdout + done.stderr
     for step in (1, 2, 3):
-        for a, b in zip(*(rollouts(tmp_path / n, step) for n in ("one", "eight")), strict=True):
-            assert (a["position"], a["response"]) == (b["position"], b["response"])
-    one, eight = arrays(tmp_path / "one", 3)["params"], arrays(tmp_path / "eight", 3)["params"]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, eight)
+        for rows in zip(*(rollouts(tmp_path / name, step) for name in meshes), strict=True):
+            assert len({(row["position"], row["response"]) for row in rows}) == 1
+    one, *others = (arrays(tmp_path / name, 3)["params"] for name in meshes)
+    for other in others:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
