@@ -74,6 +74,13 @@ def test_a_number_is_guessed_by_halving_and_not_otherwise():
     assert found == set(range(1, tools.HIGHEST + 1))
 
 
+# A library with the code of a module, loaded by its path and perhaps under another name
+LOADED = """
+import importlib.machinery as m, sys
+name, (folder,) = "{}", [p for p in sys.path if p.endswith("lib-dynload")]
+path = folder + "/{}" + name.split(".")[-1] + m.EXTENSION_SUFFIXES[0]
+print(m.ExtensionFileLoader(name, path).create_module(m.ModuleSpec(name, None, origin=path)))
+"""
 KEPT_OUT = {
     "open('/etc/passwd').read()": "open is not allowed",
     "open('here', 'w')": "open is not allowed",
@@ -95,6 +102,14 @@ KEPT_OUT = {
     "import gc; gc.get_objects()": "gc.get_objects is not allowed",
     "import signal": "import is not allowed",
     "import sys; sys.settrace(print)": "sys.settrace is not allowed",
+    LOADED.format("_ctypes", ""): "import is not allowed",
+    LOADED.format("x._posixsubprocess", ""): "import is not allowed",
+    LOADED.format("math", "../"): "import is not allowed",
+    "import os; os.posix_spawn('/bin/id', ['id'], {})": "os.posix_spawn is not allowed",
+    "import os; os.symlink('/etc/passwd', 'here')": "os.symlink is not allowed",
+    "[c for c in object.__subclasses__() if c.__name__ == '_wrap_close'][0]"
+    ".__init__.__globals__['system']('id')": "os.system is not allowed",
+    "f = lambda: 0\nf.__code__ = f.__code__.replace(co_code=b'd\\xff')\nf()": "ended with status",
     "import os; os.abort()": "ended with status",
     "x = 'a' * (1 << 31)": "MemoryError",
     "def f(): f()\nf()": "RecursionError",

@@ -24,36 +24,45 @@ from dapo_jax.reward.tools import CALL, Reply, Transcript, argument
 SECONDS, MEMORY, OUTPUT = 5, 1 << 30, 1 << 16  # of clock and processor; bytes; bytes
 _BLOCK = re.compile(r"```(?:python|py)\n(.*?)```\s*\Z", re.DOTALL)  # at the end of a turn
 
-_RUNNER = """
-import sys
-seconds, memory, output = map(int, sys.argv[1:])
-import ctypes, os, resource
+# Of two interpreters, one after the other: what the first has loaded, the second cannot find again.
+_LIMITS = """
+import ctypes, os, resource, sys
+seconds, memory, output = map(int, sys.argv[2:])
 if ctypes.CDLL(None).unshare(0x50000000):  # CLONE_NEWUSER | CLONE_NEWNET
     pass  # not allowed here: the hook alone keeps sockets out
 for name, most in dict(CPU=seconds, AS=memory, FSIZE=output, NOFILE=32, CORE=0).items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (most, most))
-del ctypes, resource, sys.modules["ctypes"], sys.modules["_ctypes"], sys.modules["resource"]
+os.execv(sys.executable, [sys.executable, "-I", "-S", "-u", "-c", sys.argv[1]])
+"""
+
+_RUNNER = """
+import os, sys
 code, sys.argv = sys.stdin.read(), [""]
 import linecache, traceback  # read files of their own when something is wrong
 linecache.getlines = lambda *of, **how: []
 
 def hook():
     quiet = frozenset(
-        "import compile exec marshal.loads object.__getattr__ object.__setattr__ time.sleep "
+        "compile exec marshal.loads object.__getattr__ object.__setattr__ time.sleep "
         "object.__delattr__ code.__new__ sys._getframe builtins.id array.__new__ sys.excepthook "
-        "sys.unraisablehook".split())
+        "sys.unraisablehook sys._getframemodulename".split())
     library = tuple({p + "/" for p in sys.path if p and not p.endswith(".zip")})
     native = frozenset(
         "ctypes _ctypes _posixsubprocess mmap _socket resource fcntl _signal".split())
     starts, kind, text, write, leave = str.startswith, type, str, os.write, os._exit
 
     def look(event, given):
-        if event in quiet and not (event == "import" and given[0] in native):
-            return
         path = given[0] if given else None
-        inside = kind(path) is text and ".." not in path and (
+        if event == "import" and kind(path) is text:
+            own = path.split(".")[-1] not in native  # x._ctypes is _ctypes too, to what loads it
+            path, quick = given[1], given[1] is None
+        else:
+            own, quick = event != "import", event in quiet
+        if own and quick:
+            return
+        inside = own and kind(path) is text and ".." not in path and (
             starts(path, library) or path + "/" in library)
-        if inside and (event in ("os.listdir", "os.scandir") or event == "open" and (
+        if inside and (event in ("os.listdir", "os.scandir", "import") or event == "open" and (
             given[1] in ("r", "rb") or given[1] is None and not given[2] & 3)):
             return
         write(1, b"error: " + event.encode() + b" is not allowed here\\n")
@@ -88,7 +97,7 @@ def run(code: str, seconds: int = SECONDS) -> str:
     """What `code` prints, at most OUTPUT bytes, and a line `error: ...` where it fails or is ended;
     'nothing was printed' where there is neither."""
     limits = map(str, (seconds, MEMORY, OUTPUT))
-    command = [sys.executable, "-I", "-S", "-u", "-c", _RUNNER, *limits]
+    command = [sys.executable, "-I", "-S", "-c", _LIMITS, _RUNNER, *limits]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.DEVNULL, cwd=folder,
