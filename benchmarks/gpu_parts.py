@@ -36,8 +36,8 @@ from dapo_jax.reward.grading import Grade
 from dapo_jax.rollout.draw import Draw
 
 QUERY = (
-    "name,driver_version,memory.total,power.limit,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,"
-    "temperature.gpu,utilization.gpu"
+    "name,driver_version,memory.total,power.limit,clocks.sm,clocks.mem,"
+    "clocks.max.sm,clocks.max.mem,temperature.gpu"
 )
 PACKAGES = (
     "jax",
@@ -181,6 +181,8 @@ ONCE = {"bits", "kernels", "step"}  # of the first size alone
 
 def run(args) -> list[harness.Table]:
     """SystemExit: there is no GPU."""
+    if [*args.only] == ["roofline"] and importlib.util.find_spec("benchmarks.gpu_roofline"):
+        return [importlib.import_module("benchmarks.gpu_roofline").table()]  # arithmetic
     tiny, about = [*args.sizes] == ["tiny"], card()
     if not about and not tiny:
         sys.exit(

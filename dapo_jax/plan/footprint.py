@@ -164,11 +164,11 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
         "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)
-    kernels = ("auto", "splash") if platform == "tpu" else ("auto", "cudnn") if item < 4 else ()
-    fused = config.model.attention in kernels
+    of_gpus = ("auto", "cudnn", "triton") if item < 4 else ()
+    fused = config.model.attention in (("auto", "splash") if platform == "tpu" else of_gpus)
     arrays, of_mlp, of_heads, of_stream, _ = KEPT[platform]
     scores = 0 if fused else arrays * 4 * rows * H / heads * chunk * T
-    if fused and platform == "gpu":  # the bias that tells cuDNN of segments
+    if fused and platform == "gpu" and config.model.attention != "triton":  # the bias of segments
         scores = item * rows * min(4096, T) * T
     elif shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
