@@ -14,7 +14,7 @@ from test_attention import inputs as attention_inputs, oracle, same_segment, val
 from test_parallel import described
 
 from dapo_jax import config, parallel
-from dapo_jax.model import attention_kernels as splash, packed_triton
+from dapo_jax.model import attention_kernels as splash
 
 RULES = config.base().sharding.train.to_dict()
 B, H, K, T = 2, 4, 2, 300
@@ -100,47 +100,6 @@ def test_computed_blocks(lengths):
                 later = [(row, x) for x in range(at, n)]
                 later += [(row if again else (row + 1) % n, x) for x in range(n)]
                 assert next_[row, at] == next(x for r, x in later if live[r, x])
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2)], ids=str)
-def test_triton_on_meshes(sizes):
-    """Interpreted; twice the same bits."""
-    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
-
-    @jax.jit
-    def run(*args):
-        with parallel.mesh_scope(mesh, RULES):
-            return packed_triton.attend(*args, SEGMENTS, splash.SAVED)
-
-    assert_attends(run, 64)
-    twice = [value_and_gradient(run)(inputs(64)) for _ in range(2)]
-    jax.tree.map(np.testing.assert_array_equal, *twice)
-
-
-def test_triton_in_bfloat16():
-    low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(16))
-    run = jax.jit(lambda *a: packed_triton.attend(*a, SEGMENTS, splash.SAVED))
-    got = value_and_gradient(run)(low)
-    assert got[1].dtype == jnp.bfloat16
-    want, _ = expected(tuple(np.asarray(x, np.float32) for x in low))
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        a, largest = np.asarray(a, np.float64), np.abs(b).max()
-        assert np.abs(a - b).max() <= 10 * 2**-9 * largest  # as of splash
-
-
-@pytest.mark.parametrize("lengths", [[512], [200, 56, 100], [64] * 4, [1] * 300, [500, 12], []])
-def test_triton_computes_the_blocks_of_a_sequence_alone(lengths):
-    """From the block where the first query's sequence begins, up to that where the last key's ends;
-    those in which a query and a key of one sequence meet are among them, and hardly others."""
-    block, n = packed_triton._BLOCK, 512 // packed_triton._BLOCK
-    segments = np.zeros(512, np.int32)
-    segments[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
-    pairs = (segments[:, None] == segments) & np.tri(512, dtype=bool)
-    want_QxK = pairs.reshape(n, block, n, block).any((1, 3))
-    first, last = (x[0] for x in packed_triton._spans(jnp.asarray(segments)[None]))
-    of, by = np.arange(n)[:, None], np.arange(n)
-    for span in ((by >= first[:, None]) & (by <= of), (of >= by) & (of <= last)):
-        np.testing.assert_array_equal(np.asarray(span), want_QxK)
 
 
 @pytest.mark.parametrize("chunk", [512, 100, 70])

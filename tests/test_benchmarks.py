@@ -10,18 +10,8 @@ import types
 
 import numpy as np
 import pytest
-from scripts import executable, on_path
 
-from benchmarks import (
-    __main__ as command,
-    arms,
-    gpu,
-    gpu_parts,
-    half_billion,
-    harness,
-    ladder,
-    tables,
-)
+from benchmarks import __main__ as command, arms, half_billion, harness, ladder, tables
 from dapo_jax.config import presets
 
 RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
@@ -193,58 +183,6 @@ def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
 SMALLEST = (
     "start --processes=1; run_costs; kv_traffic; sampler --parts readers; update --parts rate"
 )
-
-
-def test_without_a_gpu_that_is_said_in_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    args = harness.parse("gpu", gpu, ["--all"])
-    with pytest.raises(SystemExit, match="no NVIDIA GPU here .nvidia-smi lists none.$"):
-        gpu.measure(args)
-
-
-def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
-    """The parts in order, each of its sizes; one that breaks is said; none begins too late."""
-    assert tuple(gpu_parts.PARTS) == gpu.PARTS
-    card = "NVIDIA H100, 580.1, " + ", ".join("1" * (gpu_parts.QUERY.count(",") - 1))
-    executable(tmp_path / "nvidia-smi", f"#!/bin/sh\necho '{card}'\n")
-    monkeypatch.setenv("PATH", on_path(tmp_path))
-    asked = []
-
-    def done(part, size, repeats):
-        asked.append((part.__name__, size))
-        if part.__name__ == "update":
-            raise ValueError("out of memory\nmore")
-        return {"rate": 2.5}
-
-    monkeypatch.setattr(gpu_parts, "apart", done)
-    monkeypatch.setattr(gpu_parts, "PARTS", {"decode": gpu.sample_ours, "update": gpu_parts.update})
-    out = tmp_path / "gpu.json"
-    (table,) = gpu.measure(harness.parse("gpu", gpu, ["--all", f"--out={out}"]))
-    assert asked == [(f, s) for f in ("sample_ours", "update") for s in ("0.5B", "1.5B", "7B")]
-    found = json.loads(out.read_text())
-    assert found["card"]["driver_version"] == "580.1" and found["versions"]["jax"]
-    assert found["parts"]["decode"]["7B"]["rate"] == 2.5
-    assert found["parts"]["decode"]["7B"]["clocks.sm"] == ["1", "1"]
-    assert found["parts"]["update"]["0.5B"]["broke"] == "ValueError: out of memory"
-    late = ["--only", "decode", "--minutes=-1", f"--out={out}"]
-    (table,) = gpu.measure(harness.parse("gpu", gpu, late))
-    assert len(table.notes) == 4 and "decode, 7B: not begun, -1 minutes are over." in table.notes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", gpu_parts.PARTS)
-def test_each_part_for_a_gpu_runs_here_in_a_tiny_size(part, tmp_path):
-    command = [sys.executable, "-m", "benchmarks", "gpu", "--only", part, "--sizes", "tiny"]
-    command += [f"--out={tmp_path}/gpu.json"]
-    done = subprocess.run(command, cwd=harness.ROOT, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "gpu.json").read_text())["parts"][part]["tiny"]
-    numbers = {
-        "decode": {"equal", "tailed"}, "update": {"full, passes of 4 rows: tokens"},
-        "step": {"time/step_s", "perf/tokens_per_s"}, "bits": {"samples alike"},
-        "kernels": {"skipped"}, "roofline": {"skipped"}, "peers": {"skipped"},
-    }[part]  # fmt: skip
-    assert "broke" not in found and all(found[name] for name in numbers), found
 
 
 @pytest.mark.slow

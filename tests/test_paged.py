@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from rounding import EPS, assert_near, reference
 from test_attention import oracle
 
-from dapo_jax.model import paged, paged_triton, qwen2
+from dapo_jax.model import paged, qwen2
 
 H, K, D = 6, 2, 16
 SHAPE = qwen2.Shape(32, 32, 32, 2, H, K, D, 1e4, 1e-6, True, scan_layers=False)
@@ -51,106 +51,6 @@ def interpreted(attend, g):
     is kept by no cache, and nobody ships it."""
     one = lambda what, angles, layer, *arrays: attend(g, what)(angles)(layer, *arrays)
     return jax.jit(one, static_argnums=2, compiler_options=typed.OPTIONS)
-
-
-def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
-    """(geometry, q, pages of two layers, rows): an idle row, whole pages and parts of them, pages
-    of others in between."""
-    shape = SHAPE._replace(head_dim=head_dim, scan_layers=True)
-    sizes = dict(slots=9, row_tokens=5 * page_tokens, page_tokens=page_tokens)
-    g = geometry("gpu", shape, **sizes, quantized=quantized)
-    assert g.reader == "triton" and g.transposed and g.layers == 2
-    P = page_tokens
-    position = np.array([0, P - 1, P, 3 * P, 5 * P - 1, 7, 2, 1, P + 3], np.int32)
-    pages, rows = random_pages(g, position, np.arange(9) != 3, dtype)
-    q = np.random.default_rng(1).normal(size=(9, H, head_dim))
-    return g, jnp.asarray(q, dtype), pages, rows
-
-
-def random_pages(g, position_S, active_S, dtype="float32"):
-    """(pages of two layers, rows) whose pages lie in any order."""
-    rng = np.random.default_rng(0)
-    pages = [
-        rng.normal(size=(K, 2 * g.pages, *size))
-        for size in ((g.head_dim, g.page_tokens), (g.page_tokens, g.head_dim))
-    ]
-    if g.quantized:
-        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, g.page_tokens))
-        pages = [*(np.rint(40 * x).astype(np.int8) for x in pages), scales.astype(np.float32)]
-    else:
-        pages = [jnp.asarray(x, dtype) for x in pages]
-    table = rng.permutation(g.pages).reshape(len(position_S), -1).astype(np.int32)
-    rows = paged.CacheRows(*map(jnp.asarray, (table, position_S.astype(np.int32), active_S)))
-    return [jnp.asarray(x) for x in pages], rows
-
-
-def by_triton(g, q, pages, rows, count=0):
-    """Layer 1 of 2, by `count` programs a row and head, interpreted."""
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
-    read = jax.jit(paged_triton.attend, static_argnums=5, compiler_options=typed.OPTIONS)
-    return read(q, pages, g.pages, rows.table_SxR, length_S, count)
-
-
-def whole_rows(g, pages, rows):
-    """Keys and values of layer 1 in order, float64 [S, K, T, d]."""
-    # [K, S, R, ...]
-    keys, values, *scales = (np.float64(x[:, rows.table_SxR + g.pages]) for x in pages)
-    keys = keys.swapaxes(-1, -2)
-    if scales:
-        keys, values = keys * scales[0][..., 0, :, None], values * scales[0][..., 1, :, None]
-    S, d = len(rows.active_S), g.head_dim
-    return [x.swapaxes(0, 1).reshape(S, K, -1, d) for x in (keys, values)]
-
-
-@pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("page_tokens", [16, 32])
-def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
-    """However many programs share a row, more than it has pages among them; twice the same bits."""
-    g, q, pages, rows = case_of_triton(page_tokens, D, quantized)
-    want = expected(np.asarray(q), *whole_rows(g, pages, rows), rows.position_S + 1)
-    read = paged._read_pages(g, q, pages, 1, rows, paged._plan(rows, page_tokens))
-    assert_live_near(read, want, rows.active_S)
-    for count in (1, 2, 3, 8):
-        got = by_triton(g, q, pages, rows, count)
-        assert_live_near(got, want, rows.active_S)
-        assert not np.any(got[3])  # idle
-        np.testing.assert_array_equal(got, by_triton(g, q, pages, rows, count))
-
-
-@pytest.mark.parametrize("quantized", [False, True])
-def test_the_gpu_kernel_in_bfloat16(quantized):
-    """Weights are rounded once, to 8 bits."""
-    g, q, pages, rows = case_of_triton(16, D, quantized, "bfloat16")
-    wide = q.astype(jnp.float32)
-    want, _ = expected(np.asarray(wide), *whole_rows(g, pages, rows), rows.position_S + 1)
-    for count in (1, 2, 8):
-        live = np.asarray(rows.active_S)
-        got = np.asarray(by_triton(g, q, pages, rows, count))
-        np.testing.assert_allclose(got[live], want[live], atol=2**-8 * np.abs(want).max())
-
-
-@pytest.mark.parametrize("quantized", [False, True])
-def test_the_gpu_kernel_reads_rows_of_20000_tokens(quantized):
-    """Beside an idle one; by as many programs as share each of the last 16 rows of 0.5B."""
-    shape = SHAPE._replace(scan_layers=True)
-    sizes = dict(slots=2, row_tokens=20_000, page_tokens=128)
-    g = geometry("gpu", shape, **sizes, quantized=quantized)
-    assert (g.reader, g.row_pages) == ("triton", 157)
-    pages, rows = random_pages(g, np.array([19_999, 5]), np.array([True, False]))
-    q = jnp.asarray(np.random.default_rng(1).normal(size=(2, H, D)) * 2, "float32")
-    want = expected(np.asarray(q), *whole_rows(g, pages, rows), rows.position_S + 1)
-    for count in (1, 8):
-        assert_live_near(by_triton(g, q, pages, rows, count), want, rows.active_S)
-
-
-def test_few_rows_are_shared_out():
-    """0.5B and 7B, whose keys have 2 and 4 heads, with rows of 20,000 tokens and of 2,304: the
-    programs of all slots and of the last rows. Short rows are not."""
-    of = lambda heads, pages: [paged_triton.shares(n, heads, pages) for n in (256, 128, 64, 16, 1)]
-    assert of(2, 157) == [1, 1, 2, 8, 39]
-    assert of(4, 157) == [1, 1, 1, 4, 39]
-    assert of(2, 18) == [1, 1, 2, 4, 4]
-    assert of(2, 7) == [1] * 5
 
 
 # Heads of 32B, 7B, 1.5B and 0.5B by device, and an odd one: (query, key/value, width)

@@ -1,0 +1,156 @@
+"""The kernels for NVIDIA GPUs, interpreted: of pages beside XLA's reader, of packed rows beside the
+oracle (on a GPU: test_gpu.py)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import typed
+from jax.sharding import Mesh
+from test_attention import value_and_gradient
+from test_attention_kernels import RULES, SEGMENTS, assert_attends, expected as of_segments, inputs
+from test_paged import SHAPE, D, H, K, assert_live_near, expected, geometry
+
+from dapo_jax import parallel
+from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton
+
+
+def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
+    """(geometry, q, pages of two layers, rows): an idle row, whole pages and parts of them, pages
+    of others in between."""
+    shape = SHAPE._replace(head_dim=head_dim, scan_layers=True)
+    sizes = dict(slots=9, row_tokens=5 * page_tokens, page_tokens=page_tokens)
+    g = geometry("gpu", shape, **sizes, quantized=quantized)
+    assert g.reader == "triton" and g.transposed and g.layers == 2
+    P = page_tokens
+    position = np.array([0, P - 1, P, 3 * P, 5 * P - 1, 7, 2, 1, P + 3], np.int32)
+    pages, rows = random_pages(g, position, np.arange(9) != 3, dtype)
+    q = np.random.default_rng(1).normal(size=(9, H, head_dim))
+    return g, jnp.asarray(q, dtype), pages, rows
+
+
+def random_pages(g, position_S, active_S, dtype="float32"):
+    """(pages of two layers, rows) whose pages lie in any order."""
+    rng = np.random.default_rng(0)
+    pages = [
+        rng.normal(size=(K, 2 * g.pages, *size))
+        for size in ((g.head_dim, g.page_tokens), (g.page_tokens, g.head_dim))
+    ]
+    if g.quantized:
+        scales = rng.uniform(0.01, 0.03, (K, 2 * g.pages, 2, g.page_tokens))
+        pages = [*(np.rint(40 * x).astype(np.int8) for x in pages), scales.astype(np.float32)]
+    else:
+        pages = [jnp.asarray(x, dtype) for x in pages]
+    table = rng.permutation(g.pages).reshape(len(position_S), -1).astype(np.int32)
+    rows = paged.CacheRows(*map(jnp.asarray, (table, position_S.astype(np.int32), active_S)))
+    return [jnp.asarray(x) for x in pages], rows
+
+
+def by_triton(g, q, pages, rows, count=0):
+    """Layer 1 of 2, by `count` programs a row and head, interpreted."""
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
+    read = jax.jit(paged_triton.attend, static_argnums=5, compiler_options=typed.OPTIONS)
+    return read(q, pages, g.pages, rows.table_SxR, length_S, count)
+
+
+def whole_rows(g, pages, rows):
+    """Keys and values of layer 1 in order, float64 [S, K, T, d]."""
+    # [K, S, R, ...]
+    keys, values, *scales = (np.float64(x[:, rows.table_SxR + g.pages]) for x in pages)
+    keys = keys.swapaxes(-1, -2)
+    if scales:
+        keys, values = keys * scales[0][..., 0, :, None], values * scales[0][..., 1, :, None]
+    S, d = len(rows.active_S), g.head_dim
+    return [x.swapaxes(0, 1).reshape(S, K, -1, d) for x in (keys, values)]
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("page_tokens", [16, 32])
+def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
+    """However many programs share a row, more than it has pages among them; twice the same bits."""
+    g, q, pages, rows = case_of_triton(page_tokens, D, quantized)
+    want = expected(np.asarray(q), *whole_rows(g, pages, rows), rows.position_S + 1)
+    read = paged._read_pages(g, q, pages, 1, rows, paged._plan(rows, page_tokens))
+    assert_live_near(read, want, rows.active_S)
+    for count in (1, 2, 3, 8):
+        got = by_triton(g, q, pages, rows, count)
+        assert_live_near(got, want, rows.active_S)
+        assert not np.any(got[3])  # idle
+        np.testing.assert_array_equal(got, by_triton(g, q, pages, rows, count))
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_gpu_kernel_in_bfloat16(quantized):
+    """Weights are rounded once, to 8 bits."""
+    g, q, pages, rows = case_of_triton(16, D, quantized, "bfloat16")
+    wide = q.astype(jnp.float32)
+    want, _ = expected(np.asarray(wide), *whole_rows(g, pages, rows), rows.position_S + 1)
+    for count in (1, 2, 8):
+        live = np.asarray(rows.active_S)
+        got = np.asarray(by_triton(g, q, pages, rows, count))
+        np.testing.assert_allclose(got[live], want[live], atol=2**-8 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_gpu_kernel_reads_rows_of_20000_tokens(quantized):
+    """Beside an idle one; by as many programs as share each of the last 16 rows of 0.5B."""
+    shape = SHAPE._replace(scan_layers=True)
+    sizes = dict(slots=2, row_tokens=20_000, page_tokens=128)
+    g = geometry("gpu", shape, **sizes, quantized=quantized)
+    assert (g.reader, g.row_pages) == ("triton", 157)
+    pages, rows = random_pages(g, np.array([19_999, 5]), np.array([True, False]))
+    q = jnp.asarray(np.random.default_rng(1).normal(size=(2, H, D)) * 2, "float32")
+    want = expected(np.asarray(q), *whole_rows(g, pages, rows), rows.position_S + 1)
+    for count in (1, 8):
+        assert_live_near(by_triton(g, q, pages, rows, count), want, rows.active_S)
+
+
+def test_few_rows_are_shared_out():
+    """0.5B and 7B, whose keys have 2 and 4 heads, with rows of 20,000 tokens and of 2,304: the
+    programs of all slots and of the last rows. Short rows are not."""
+    of = lambda heads, pages: [paged_triton.shares(n, heads, pages) for n in (256, 128, 64, 16, 1)]
+    assert of(2, 157) == [1, 1, 2, 8, 39]
+    assert of(4, 157) == [1, 1, 1, 4, 39]
+    assert of(2, 18) == [1, 1, 2, 4, 4]
+    assert of(2, 7) == [1] * 5
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2)], ids=str)
+def test_triton_on_meshes(sizes):
+    """Interpreted; twice the same bits."""
+    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
+
+    @jax.jit
+    def run(*args):
+        with parallel.mesh_scope(mesh, RULES):
+            return packed_triton.attend(*args, SEGMENTS, attention_kernels.SAVED)
+
+    assert_attends(run, 64)
+    twice = [value_and_gradient(run)(inputs(64)) for _ in range(2)]
+    jax.tree.map(np.testing.assert_array_equal, *twice)
+
+
+def test_triton_in_bfloat16():
+    low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(16))
+    run = jax.jit(lambda *a: packed_triton.attend(*a, SEGMENTS, attention_kernels.SAVED))
+    got = value_and_gradient(run)(low)
+    assert got[1].dtype == jnp.bfloat16
+    want, _ = of_segments(tuple(np.asarray(x, np.float32) for x in low))
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        a, largest = np.asarray(a, np.float64), np.abs(b).max()
+        assert np.abs(a - b).max() <= 10 * 2**-9 * largest  # as of splash
+
+
+@pytest.mark.parametrize("lengths", [[512], [200, 56, 100], [64] * 4, [1] * 300, [500, 12], []])
+def test_triton_computes_the_blocks_of_a_sequence_alone(lengths):
+    """From the block where the first query's sequence begins, up to that where the last key's ends;
+    those in which a query and a key of one sequence meet are among them, and hardly others."""
+    block, n = packed_triton._BLOCK, 512 // packed_triton._BLOCK
+    segments = np.zeros(512, np.int32)
+    segments[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
+    pairs = (segments[:, None] == segments) & np.tri(512, dtype=bool)
+    want_QxK = pairs.reshape(n, block, n, block).any((1, 3))
+    first, last = (x[0] for x in packed_triton._spans(jnp.asarray(segments)[None]))
+    of, by = np.arange(n)[:, None], np.arange(n)
+    for span in ((by >= first[:, None]) & (by <= of), (of >= by) & (of <= last)):
+        np.testing.assert_array_equal(np.asarray(span), want_QxK)
