@@ -68,9 +68,9 @@ def reading(*place: object, what: str = "cannot be read"):
     try:
         with running():
             yield
-    except (KeyboardInterrupt, GeneratorExit):
+    except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as error:  # a user's module may raise any, GeneratorExit too
         where = " ".join(str(p) for p in place if p != "")
         raise ValueError(f"{where}: {what}: {describe(error)}") from error
 

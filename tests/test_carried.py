@@ -10,12 +10,14 @@ from test_engine import DRAW, make_engine, params, requests  # noqa: F401
 from test_train import assert_same_bits, run, saved, small, without_clocks
 
 from dapo_jax import build, config, train
+from dapo_jax.checkpoint import groups
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.dapo.state import State
 from dapo_jax.log import tags
 from dapo_jax.rollout.engine import Part, Response, total
 from dapo_jax.variants import choose, staleness
+from dapo_jax.variants.clock import Run
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,41 @@ def test_groups_of_a_run_without_staleness_are_a_step_old(monkeypatch):
 def test_a_step_that_finds_nothing_ends_after_its_rounds(monkeypatch):
     ((_, got, _, _),) = steps_of(1, monkeypatch, teaches=lambda position: False, max_rounds=3)
     assert got.groups == [] and got.rounds == 3 and len(got.drawn) == 6
+
+
+def test_a_reply_comes_with_the_last_token_of_its_turn():
+    """Cut at any tick, a row has the reply whole or not at all, and the note that goes with it."""
+
+    def part(start: int, drawn: int, reply: int = 0, **how) -> Part:
+        tokens = np.arange(start, start + drawn + reply, dtype=np.int32)
+        logps = np.array([-1.0] * drawn + [np.inf] * reply, np.float32)
+        return Part(0, start, tokens, logps, np.zeros_like(logps), **{"ended": False} | how)
+
+    run, before = Run(), staleness._NONE
+    row = staleness._Row(run, before)
+    for one in (
+        part(0, 2),
+        part(0, 1),
+        part(2, 1, 3, note=b"1"),
+        part(6, 2, note=b"2", ended=True),
+    ):
+        row.add(one)
+    assert run.known == 5
+    for at, n, note in ((1, 1, b""), (2, 2, b""), (3, 6, b"1"), (4, 7, b"1"), (5, 8, b"2")):
+        run.at = at
+        r = row.row(7, (0,))
+        assert r.tokens.tolist() == [*range(n)] and r.versions.tolist() == [7] * n
+        assert (r.length, r.note, r.ended) == (at, note, at == 5)
+        assert staleness._flight(Group(0, [1], [r])).runs == [Run(at, at == 5, at)]
+        (again,) = groups.unflatten(groups.flatten([Group(0, [1], [r])]))
+        assert again.responses[0].note == note
+    run.at = 3
+    row = staleness._Row(run := Run(3, False, 3), row.row(7, (0,)))
+    row.add(part(0, 2, 4, note=b"2"))
+    for at, n, note in ((3, 6, b"1"), (4, 7, b"1"), (5, 12, b"2")):
+        run.at = at
+        r = row.row(8, (0,))
+        assert (len(r.tokens), r.note, r.versions.tolist()) == (n, note, [7] * 6 + [8] * (n - 6))
 
 
 class Cut(Exception):

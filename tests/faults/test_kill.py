@@ -114,8 +114,9 @@ def test_killed_at_random_moments_ends_with_the_same_bits(length, server, tmp_pa
             continue
         if parts not in whole:
             whole[parts] = tmp_path / "-".join(("whole", *parts))
-            short = ["--config.steps=0"] * talking  # whether it is refused
-            run = server.start(whole[parts], *flags, *short, **how)
+            # With turns it shows no more than whether it is refused.
+            short = (["--config.steps=0"], ["talks=/dev/null"]) if talking else ([], how["faults"])
+            run = server.start(whole[parts], *flags, *short[0], soon=False, faults=short[1])
             if run.wait():
                 lines = run.said().strip().splitlines()
                 assert all(line.startswith(REFUSED) for line in lines), (parts, run.said())
