@@ -183,9 +183,9 @@ def last_within(budget: str) -> Callable[[Run, Mapping[str, float]], float]:
     return score
 
 
-def last(head: str, tag: str, form: str = "{:.2f}", scale: float = 1.0) -> Column:
-    """The mean over seeds of a tag of the last record; 0 where it has none."""
-    mean = lambda runs: np.mean([run[-1].get(tag, 0) for run in runs])
+def last(head: str, tag: str, form: str = "{:.2f}", scale: float = 1.0, absent=0) -> Column:
+    """The mean over seeds of a tag of the last record, `absent` where it has none."""
+    mean = lambda runs: np.mean([run[-1].get(tag, absent) for run in runs])
     return Column(head, lambda runs, plain, end: form.format(mean(runs) / scale))
 
 
@@ -248,7 +248,7 @@ VAPO = (
 )  # fmt: skip
 TURNS = (
     *scored("before", FIRST), *scored("after", LAST, less="less that with the tool"),
-    last("turns of a response", "turns/mean"), MILLIONS,
+    last("turns of a response", "turns/mean", absent=1), MILLIONS,
 )  # fmt: skip
 STUDIES = {
     "quickstart": Study(
