@@ -21,7 +21,15 @@ from test_update import relative_gap as gap
 
 from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import objective, packing, update
-from dapo_jax.model import attention, attention_kernels, learner, paged, qwen2
+from dapo_jax.model import (
+    attention,
+    attention_kernels,
+    learner,
+    packed_triton,
+    paged,
+    paged_triton,
+    qwen2,
+)
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request
 
@@ -48,32 +56,37 @@ def params():
 
 @pytest.mark.parametrize("chunk", [512, 128, 100])
 @pytest.mark.parametrize("d", [64, 128])
-def test_cudnn_and_its_gradient(d, chunk):
+def test_cudnn_and_triton_and_their_gradients(d, chunk):
     """Against float64, and no further from it than the plain kernel in bfloat16."""
     low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(d))
     want, _ = expected(tuple(np.asarray(x, np.float32) for x in low))
     run = lambda f: jax.device_get(value_and_gradient(jax.jit(f))(low))
-    got = run(lambda *a: attention_kernels.cudnn(*a, SEGMENTS, chunk))
-    assert got[1].dtype == jnp.bfloat16
+    ways = [lambda *a: attention_kernels.cudnn(*a, SEGMENTS, chunk)]
+    ways += [lambda *a: packed_triton.attend(*a, SEGMENTS, "")]
     real = (SEGMENTS > 0)[:, None, :, None]
     plain = run(lambda *a: attention.packed(*a, SEGMENTS, chunk))
-    for ours, theirs, right in zip(*map(jax.tree.leaves, (got, plain, want)), strict=True):
-        assert gap(ours, right) <= 2e-2
-        assert gap(ours * real, right * real) <= 1.5 * gap(theirs * real, right * real) < 1e-2
+    for got in map(run, ways):
+        assert got[1].dtype == jnp.bfloat16
+        for ours, theirs, right in zip(*map(jax.tree.leaves, (got, plain, want)), strict=True):
+            assert gap(ours, right) <= 2e-2
+            assert gap(ours * real, right * real) <= 1.5 * gap(theirs * real, right * real) < 1e-2
 
 
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize(("page", "d"), [(128, 64), (128, 128), (64, 64), (16, 16), (32, 128)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-6), ("bfloat16", 2e-2)])
 def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quantized):
-    """In float32 of the same numbers."""
+    """In float32 of the same numbers; a row by one program or several."""
     g, q, pool, rows = case_of_triton(page, d, quantized, dtype)
-    got = jax.jit(functools.partial(paged._read_by_triton, g))(q, pool, 1, rows, [])
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
+    by_shares = jax.jit(paged_triton.attend, static_argnums=5)
     whole = [x if x.dtype == jnp.int8 else x.astype(jnp.float32) for x in pool]
     with jax.default_matmul_precision("highest"):
         read = jax.jit(functools.partial(paged._read_pages, g))
         want = read(q.astype(jnp.float32), whole, 1, rows, paged._plan(rows, page))
-    np.testing.assert_allclose(got, want, atol=tolerance)
+    for count in (1, 3, 8):
+        got = by_shares(q, pool, g.pages, rows.table_SxR, length_S, count)
+        np.testing.assert_allclose(got, want, atol=tolerance)
     assert np.abs(np.delete(want, 3, 0)).max() > 0.1
 
 
