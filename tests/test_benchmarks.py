@@ -10,6 +10,7 @@ import types
 
 import numpy as np
 import pytest
+from levels import compiled_soon
 from scripts import executable, on_path
 
 from benchmarks import (
@@ -231,6 +232,7 @@ def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@compiled_soon()
 @pytest.mark.parametrize("part", gpu_parts.PARTS)
 def test_each_part_for_a_gpu_runs_here_in_a_tiny_size(part, tmp_path):
     command = [sys.executable, "-m", "benchmarks", "gpu", "--only", part, "--sizes", "tiny"]
