@@ -51,13 +51,15 @@ def setting(size: str) -> Setting:
 
 
 PROMPT, SLOTS, EQUAL, _, _, ROWS, ROW = Setting()
-PARTS = "roofline", "decode", "update", "step", "bits", "kernels", "peers"
+PARTS = "decode", "update", "step", "bits", "kernels", "peers"
 FLAGS = {
     "sizes": Flag(("0.5B",), ("0.5B", "1.5B"), choices=("tiny", "0.5B", "1.5B", "7B")),
     "repeats": Flag(1, 2),
     "peers": Flag(True, True, "transformers and torch, too"),
     "all": Flag(False, False, "all parts of gpu_parts.py, of 0.5B, 1.5B and 7B"),
-    "only": Flag(("",), ("",), "some of those parts", ("", *PARTS)),
+    "only": Flag(
+        ("",), ("",), "some of those parts, or roofline: arithmetic", ("", "roofline", *PARTS)
+    ),
     "minutes": Flag(20, 20, "after which none of them is begun"),
     "out": Flag("gpu.json", "gpu.json", "their file"),
 }

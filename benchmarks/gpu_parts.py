@@ -1,6 +1,5 @@
 """Everything that is to be measured on one GPU, part by part: `python -m benchmarks gpu --all`.
 
-    roofline  bytes and products of the programs beside the card's peaks, by arithmetic
     decode    sampling, lengths equal and with a long tail
     update    a step of AdamW; of 7B adapters of rank 32
     step      whole steps of a training on the embedded task: rollout, old log-probs, updates
@@ -28,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import gpu, gpu_roofline, harness, sides
+from benchmarks import gpu, harness, sides
 from dapo_jax import config, train
 from dapo_jax.log import metrics
 from dapo_jax.model import hf_format, qwen2
@@ -59,14 +58,6 @@ def card() -> dict[str, str]:
         return {}
     values = (x.strip() for x in done.stdout.splitlines()[0].split(","))
     return dict(zip(QUERY.split(","), values, strict=True))
-
-
-def roofline(size: str, repeats: int) -> dict:
-    if size == "tiny":
-        return {"skipped": "no arithmetic of this size"}
-    work = gpu_roofline.programs(size).items()
-    found = {name: program.seconds("NVIDIA H100") for name, program in work}
-    return {f"{name}, ms on an H100": 1e3 * max(seconds) for name, seconds in found.items()}
 
 
 def update(size: str, repeats: int) -> dict:
@@ -173,7 +164,7 @@ def peers(size: str, repeats: int) -> dict:
 
 
 PARTS = {
-    "roofline": roofline, "decode": gpu.sample_ours, "update": update, "step": step, "bits": bits,
+    "decode": gpu.sample_ours, "update": update, "step": step, "bits": bits,
     "kernels": kernels, "peers": peers,
 }  # fmt: skip
 ONCE = {"bits", "kernels", "step"}  # of the first size alone
@@ -181,8 +172,6 @@ ONCE = {"bits", "kernels", "step"}  # of the first size alone
 
 def run(args) -> list[harness.Table]:
     """SystemExit: there is no GPU."""
-    if [*args.only] == ["roofline"] and importlib.util.find_spec("benchmarks.gpu_roofline"):
-        return [importlib.import_module("benchmarks.gpu_roofline").table()]  # arithmetic
     tiny, about = [*args.sizes] == ["tiny"], card()
     if not about and not tiny:
         sys.exit(
