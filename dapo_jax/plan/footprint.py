@@ -149,8 +149,7 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     train, item, L = config.sharding.train, item_bytes(config), shape.num_layers
     n = weight_count(shape, train, sizes, qwen2.trained)
     D, F, H, d = shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim
-    shards = parts("batch", train, sizes)
-    heads, mlp, vocab = (parts(a, train, sizes) for a in ("heads", "mlp", "vocab"))
+    shards, heads, mlp, vocab = (parts(x, train, sizes) for x in ("batch", "heads", "mlp", "vocab"))
     T, rows = validation.row_tokens(config), -(-config.optim.micro_batch_rows // shards)
     tokens = rows * T  # of a device in a micro-batch
     kept = tokens / parts("sequence", train, sizes)
@@ -211,10 +210,8 @@ def mistakes(config, shape: qwen2.Shape | None, pod: Pod) -> str:
     if shape:
         bad += validation.check_cache(config, cache(config, shape, sizes, pod.platform), sizes)
     if sizes["data"] % pod.slices:
-        bad.append(
-            f"config.mesh.data = {sizes['data']} is no multiple of {pod.slices}, the slices"
-            " (of GPUs: hosts), which are joined along `data`"
-        )
+        slices = f"{pod.slices}, the slices (of GPUs: hosts), which are joined along `data`"
+        bad.append(f"config.mesh.data = {sizes['data']} is no multiple of {slices}")
     return "\n".join(bad)
 
 

@@ -60,9 +60,8 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
         "fits": max(peaks.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
         "in_flight": flight,
     }
-    if not out["fits"]:
-        return out
-    return out | expected(config, shape, sizes, pod, traffic, with_staleness)
+    more = expected(config, shape, sizes, pod, traffic, with_staleness) if out["fits"] else {}
+    return out | more
 
 
 def anchors() -> list[dict[str, float]]:

@@ -165,11 +165,9 @@ def _read(out: pathlib.Path, task: Task) -> Any:
     record = json.loads(_path(out, task).read_text())
     wanted = json.loads(json.dumps(task.arguments))
     if record["arguments"] != wanted:
-        raise ValueError(
-            f"{out / task.folder}: was made with other settings ("
-            f"{'; '.join(_differences(record['arguments'], wanted))}); choose another directory, or"
-            " remove this one"
-        )
+        differ = "; ".join(_differences(record["arguments"], wanted))
+        remedy = "choose another directory, or remove this one"
+        raise ValueError(f"{out / task.folder}: was made with other settings ({differ}); {remedy}")
     return record["result"]
 
 
