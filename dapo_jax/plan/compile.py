@@ -183,11 +183,9 @@ def line(name: str, r: dict[str, Any]) -> str:
         return f"{name}: NOT COMPILED: {CRASHED}"
     if "refused" in r:
         return f"{name}: DOES NOT FIT beside {r['resident'] / GB:.2f} GB: {r['refused']}"
-    return (
-        f"{name}: {r['peak'] / GB:.2f} GB + {r['resident'] / GB:.2f} beside it ="
-        f" {r['total'] / GB:.2f} of {r['limit'] / GB:.2f} GB:"
-        f" {'fits' if r['fits'] else 'DOES NOT FIT'} ({r['seconds']:.0f} s)"
-    )
+    parts = f"{r['peak'] / GB:.2f} GB + {r['resident'] / GB:.2f} beside it"
+    fits = f"{'fits' if r['fits'] else 'DOES NOT FIT'} ({r['seconds']:.0f} s)"
+    return f"{name}: {parts} = {r['total'] / GB:.2f} of {r['limit'] / GB:.2f} GB: {fits}"
 
 
 def report(r: dict[str, Any]) -> list[str]:

@@ -68,11 +68,8 @@ def folder(name: str, seed: int) -> str:
 def tasks(names: Iterable[str], seeds: Sequence[int]) -> list[Task]:
     """The bases `names` of each seed and all that they come from, for the pool."""
     wanted = dict.fromkeys(of for name in names for of in lineage(name))
-    return [
-        Task(folder(name, s), make, (name, s), tuple(folder(of, s) for of in lineage(name)[-2:-1]))
-        for name in wanted
-        for s in seeds
-    ]
+    parents = lambda name, s: tuple(folder(of, s) for of in lineage(name)[-2:-1])
+    return [Task(folder(n, s), make, (n, s), parents(n, s)) for n in wanted for s in seeds]
 
 
 def write_problems(directory: pathlib.Path) -> None:
