@@ -132,11 +132,12 @@ def test_killed_at_random_moments_ends_with_the_same_bits(length, server, tmp_pa
         assert chains.resumed[True] > chains.kills // 4
 
 
-def test_with_replies_it_goes_on_on_other_device_counts(server, tmp_path):
+@pytest.mark.parametrize("part", [(), PARTS["staleness"]], ids=["whole", "carried"])
+def test_with_replies_it_goes_on_on_other_device_counts(part, server, tmp_path):
     """From eight to one, two, four and back, killed while it samples each time. What was said
     before is not asked for again."""
     log, workdir, there = tmp_path / "replies", tmp_path / "run", 0
-    fields = (*harness.TURNS, "checkpoint.every=1", "steps=10")
+    fields = (*harness.TURNS, *part, "checkpoint.every=1", "steps=10")
     flags, faults = [f"--config.{field}" for field in fields], [f"talks={log}"]
     for devices in (8, 1, 2, 4, 8):
         run = server.start(workdir, *flags, devices=devices, faults=faults)
