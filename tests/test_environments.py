@@ -4,7 +4,7 @@ import asyncio
 import json
 import pathlib
 import sys
-import types
+import tarfile
 
 import pytest
 from test_rewards import grades, rewarded
@@ -18,7 +18,6 @@ vf = pytest.importorskip(
     "verifiers.v1", reason="needs 'dapo_jax[verifiers]' (requirements-peers.txt)"
 )
 
-DATA = pathlib.Path(__file__).parent / "data" / "environments"
 SUMS = """
 import verifiers.v1 as vf
 
@@ -103,45 +102,27 @@ def test_rows_and_scores_are_the_environment_s(sums, workers):
     assert validation.missing(c) == []
 
 
-# As they are published, by Prime Intellect: one of the package's own tests (0.4.0), and one of the
-# environments that its repository lists (a60a606), whose texts come from the hub and are made here.
-PUBLISHED = {
-    "echo_v1": ("lenient_match", lambda p: (p.answer, p.answer.upper(), p.answer[:-1], "a b", "")),
-    "reverse_text": (
-        "SequenceMatcher",
-        lambda p: tuple(
-            f"<reversed_text>{p.answer[:n]}</reversed_text>" for n in range(0, len(p.answer), 4)
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("ident", PUBLISHED)
-def test_published_environments_score_as_they_do(ident, tmp_path, monkeypatch):
-    """200 responses of each, without a change of theirs; where their code fails it is named."""
-    rows = [{"prompt": f"{n} times a text, which is {'long ' * n}enough"} for n in range(1, 21)]
-    hub = types.SimpleNamespace(load_dataset=lambda *where, split: rows)
-    monkeypatch.setitem(sys.modules, "datasets", hub)
-    package = tmp_path / ident
-    package.mkdir()
-    (package / "taskset.py").write_text((DATA / f"{ident}.py.txt").read_text())
-    kind = f"{ident.partition('_v')[0].title().replace('_', '')}Taskset"
-    exported = f"from {ident}.taskset import {kind}\n\n__all__ = [{kind!r}]\n"
-    (package / "__init__.py").write_text(exported)  # as the second has it; the first is one file
+def test_a_published_environment_scores_as_it_does(tmp_path, monkeypatch):
+    """200 responses, by the package's own echo_v1 as its sources have it; where its code fails it is
+    named. `.ci/run` fetches the sources."""
+    sources = sorted(pathlib.Path(sys.prefix, "sources").glob("verifiers-*.tar.gz"))
+    if not sources:
+        pytest.skip("no sources of verifiers beside the peers (requirements-peers.txt)")
+    with tarfile.open(sources[-1]) as archive:
+        (member,) = (m for m in archive if m.name.endswith("/tests/v1/fixtures/echo_v1.py"))
+        (tmp_path / "echo_v1.py").write_bytes(archive.extractfile(member).read())
     monkeypatch.syspath_prepend(tmp_path)
-    name = f"verifiers:{ident}"
-    scorer, answers = PUBLISHED[ident]
-    how = problems.Reading(takes=references.any_answer, whole=True)
+    name, how = "verifiers:echo_v1", problems.Reading(takes=references.any_answer, whole=True)
     found, _ = problems.read(name, how=how)
     each = -(-200 // len(found))
-    texts = lambda p: tuple((f"{n} " * (n > 9)) + x for n in range(each) for x in answers(p))[:each]
-    said = grading.said(
-        judge := grading.judge(rewarded(function=name)), [(p, texts(p)) for p in found]
-    )
+    kinds = lambda x: (x, x.upper(), x[:-1], "a b", "")
+    texts = lambda p: tuple(f"{n} " * (n > 9) + kinds(p.answer)[n % 5] for n in range(each))
+    judge = grading.judge(rewarded(function=name))
+    said = grading.said(judge, [(p, texts(p)) for p in found])
     tasks = environments.tasks(name)
     want = [own_score(tasks[p.row["task"]], text) for p in found for text in texts(p)]
     assert [grade.score for grade in said] == want and len(want) >= 200 and len({*want}) > 1
-    monkeypatch.setattr(sys.modules[f"{ident}.taskset"], scorer, lambda *_: 1 / 0)
+    monkeypatch.setattr(sys.modules["echo_v1"], "lenient_match", lambda *_: 1 / 0)
     for failed in grading.said(judge, [(p, ("a",)) for p in found]):
         assert "ZeroDivisionError: division by zero" in failed.why
 
