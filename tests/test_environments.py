@@ -103,8 +103,8 @@ def test_rows_and_scores_are_the_environment_s(sums, workers):
 
 
 def test_a_published_environment_scores_as_it_does(tmp_path, monkeypatch):
-    """200 responses, by the package's own echo_v1 as its sources have it; where its code fails it is
-    named. `.ci/run` fetches the sources."""
+    """200 responses, by echo_v1 in the sources of the package, which `.ci/run` fetches; where its
+    code fails it is named."""
     sources = sorted(pathlib.Path(sys.prefix, "sources").glob("verifiers-*.tar.gz"))
     if not sources:
         pytest.skip("no sources of verifiers beside the peers (requirements-peers.txt)")
