@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from test_attention import value_and_gradient
 from test_attention_kernels import SEGMENTS, expected, inputs
 from test_engine import make_engine
-from test_paged import case_of_triton
+from test_triton import case_of_triton
 from test_update import relative_gap as gap
 
 from dapo_jax import config, parallel, plan
