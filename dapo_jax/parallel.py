@@ -33,8 +33,9 @@ def make_mesh(sizes: Mapping[str, int]) -> Mesh:
 
 
 def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
-    """Devices as an array of (data, fsdp, tensor). Physical axes may be split. TPU slices,
-    with a slow network between them, lie along `data`. ValueError: it is no multiple of them."""
+    """Devices as an array of (data, fsdp, tensor). Physical axes may be split. TPU slices, between
+    which the network is slow, are joined along `data`. ValueError: their number does not divide it.
+    """
     tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if shape[0] % slices:

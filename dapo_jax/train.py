@@ -38,7 +38,7 @@ from dapo_jax.variants import choose
 class Hooks(NamedTuple):
     """What a caller may hear of a run; it sees and changes nothing."""
 
-    # 'start-up', 'rollout', 'update', 'evaluation', 'save' as each begins; 'chunk' after each one
+    # 'start-up', 'rollout', 'update', 'evaluation', 'save' as each begins; 'chunk' after tokens
     phase: Callable[[str], None] = lambda phase: None
     # (state after the step, what happened in it), before anything of it is written
     step: Callable[[State, StepRecord], None] = lambda state, record: None

@@ -127,10 +127,9 @@ class Asker(NamedTuple):
         missing = [i for i, payload in enumerate(kept) if payload is None]
         jobs = [(self.problem(rows[i].request.stream), texts[i]) for i in missing]
 
-        settings = self.judge.settings
-
         def answers() -> list[str]:
-            judge, limits = self.judge, (settings.concurrency, settings.timeout_s)
+            judge = self.judge
+            limits = judge.settings.concurrency, judge.settings.timeout_s
             here = lambda: asking.replies(judge.reply, jobs, *limits)
             said = judge.pool.grade(jobs) if judge.pool else here()
             asking.bear(judge, said)
