@@ -257,10 +257,13 @@ def test_the_page_works_as_it_stands(tmp_path, shell):
 
 
 KINDS = {**golden.RUNS, "resumed": "loss.old_logprobs=recompute"}
+OFTEN = ("vapo", "stale", "resumed")  # the others have little of their own to redraw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.nightly] * (k not in OFTEN)) for k in KINDS]
+)
 def test_samples_of_all_kinds_of_runs(kind, tmp_path):
     """504 random ones, of the golden runs and of one that was started three times."""
     c, bad = cli.load(str(ROOT / "configs" / "quickstart.py")), []

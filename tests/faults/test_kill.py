@@ -132,11 +132,8 @@ def test_killed_at_random_moments_ends_with_the_same_bits(length, server, tmp_pa
         assert chains.resumed[True] > chains.kills // 4
 
 
-@pytest.mark.parametrize(
-    "part",
-    [pytest.param((), marks=pytest.mark.nightly), PARTS["staleness"]],  # rows carried over, too
-    ids=["whole", "carried"],
-)
+@pytest.mark.nightly  # test_several has two and four processes
+@pytest.mark.parametrize("part", [(), PARTS["staleness"]], ids=["whole", "carried"])
 def test_with_replies_it_goes_on_on_other_device_counts(part, server, tmp_path):
     """From eight to one, two, four and back, killed while it samples each time. What was said
     before is not asked for again."""
