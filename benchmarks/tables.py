@@ -26,6 +26,7 @@ TOPICS = {
             "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
             "quickstart_lora", "recipes", "curricula", "staleness_quickstart", "staleness_ladder",
             "vapo_ladder", "vapo", "vapo_chains", "turns",
+            "turns_guess",
         ),
     ),
     "mechanisms": Topic(
