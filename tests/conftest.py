@@ -63,7 +63,7 @@ LONGEST = (
 SOON = (
     "test_attention_kernels", "test_carried", "test_curriculum", "test_evaluate_cli",
     "test_explain", "test_export", "test_mechanisms", "test_named_evaluation", "test_own_reward",
-    "test_pages", "test_start", "test_sweep", "test_tags", "test_train", "test_vapo",
+    "test_pages", "test_start", "test_sweep", "test_tags", "test_train", "test_turns", "test_vapo",
     "test_warm_start",
 )  # fmt: skip
 

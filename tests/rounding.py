@@ -15,8 +15,8 @@ import typed
 from jax.extend.core import Literal
 
 EPS = 2.0**-24  # the most that rounding to float32 changes a number, of its size
-# Draws show how far right results spread; what lies three times as far out as any of them is wrong.
-DRAWS, FACTOR = 8, 3.0
+# Draws show how far right results spread; what lies four times as far out as any of them is wrong.
+DRAWS, FACTOR = 8, 4.0
 _CALLS = ("jit", "pjit", "closed_call", "checkpoint", "custom_jvp_call", "custom_vjp_call")
 _ONCE = ("add", "sub", "mul", "div", "add_any", "sqrt", "square", "integer_pow")
 _FEW = ("exp", "log", "log1p", "logistic", "tanh", "rsqrt", "pow", "sin", "cos")  # 2 ulp at most

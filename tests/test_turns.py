@@ -59,7 +59,6 @@ def with_replies(batch: Batch) -> Batch:
     ("case", "coefficients", "layouts"),
     [
         ("ppo", ALL_ON, [{}, dict(row_tokens=40, micro_rows=4)]),
-        ("ppo", PLAIN, [dict(share_prompts=True)]),
         ("gspo", PLAIN, [{}, dict(share_prompts=True)]),
     ],
 )
@@ -310,6 +309,7 @@ def test_a_tool_that_fails_is_a_line(answers, turn):
     assert isinstance(failed, Failed) and failed.why in line
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_or_kills_is_ended(answers):
     for turn, why in KILLED.items():
         assert why in answers(turn, "miss", 1).cause
