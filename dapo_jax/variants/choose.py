@@ -32,7 +32,7 @@ def of(config) -> Algorithm:
 
 def objective(config, alone: bool = False):
     """The static choice of a token's loss and importance weight (objectives.py). alone: it is asked
-    what another loss makes of a batch. ValueError: this loss looks at the whole mini-batch first."""
+    what it makes of single tokens. ValueError: it looks at the whole mini-batch first."""
     if alone and config.loss.objective in over_batch.METHODS:
         why = "chooses by its whole mini-batch and cannot be compared token by token"
         raise ValueError(f"loss.objective: {config.loss.objective!r} {why}")

@@ -108,8 +108,12 @@ def ess(s: Seen, settings: Tokens) -> Change:
     return Change({"tokens/ess": e}, loss=loss)
 
 
-# sum of weight |log ratio|: what KL-Cov adds to the loss
-PULL = update.LossTerm("cov_kl", lambda logp, old, weight: jnp.sum(weight * jnp.abs(logp - old)))
+def pull(logp, old, weight) -> jax.Array:
+    """sum of weight |log ratio|, whose gradient at 0 is 0 (that of JAX's own is 1)."""
+    return jnp.sum(weight * jax.lax.stop_gradient(jnp.sign(logp - old)) * (logp - old))
+
+
+PULL = update.LossTerm("cov_kl", pull)  # what KL-Cov adds to the loss
 
 
 class Method(NamedTuple):
