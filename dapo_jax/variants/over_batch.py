@@ -125,10 +125,14 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    "clip_cov": Method(clip_cov, lambda s, N: max(int(s.clip_cov_share * N), 1), lots=True),
-    "kl_cov": Method(kl_cov, lambda s, N: max(int(s.kl_cov_share * N), 1), PULL),
+    "clip_cov": Method(
+        clip_cov, lambda settings, N: max(int(settings.clip_cov_share * N), 1), lots=True
+    ),
+    "kl_cov": Method(kl_cov, lambda settings, N: max(int(settings.kl_cov_share * N), 1), PULL),
     "high_entropy": Method(
-        high_entropy, lambda s, N: max(int(s.entropy_share * N + 0.9999), 1), by_entropy=True
+        high_entropy,
+        lambda settings, N: max(int(settings.entropy_share * N + 0.9999), 1),
+        by_entropy=True,
     ),
     "ess": Method(ess),
 }
