@@ -97,6 +97,9 @@ def test_golden_choices_losses_and_gradients(name):
     seen = over_batch.Seen(
         PACKED.trained_AxRxT, value, rows(OLD), rows(ADVANTAGE), weight, rows(LOTS), count, True, C
     )
+    if name.endswith("_cov"):
+        cov = (NEW - np.mean(NEW)) * (ADVANTAGE - np.mean(ADVANTAGE))
+        np.testing.assert_allclose(tokens(over_batch.covariance(seen)), cov, rtol=1e-5)
     got = method.change(seen, SETTINGS)
     chosen, by_float64 = by_hand(name)
     assert chosen == want
