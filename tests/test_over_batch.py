@@ -291,7 +291,7 @@ def test_the_layout_does_not_matter(name, mesh, layout, order, params, batch, lo
         assert metrics["tokens/chosen_frac"] == pytest.approx(chosen.sum() / trained.sum())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["kl_cov", "ess"])
 @compiled_soon()
 def test_gradient_of_the_policy_against_float64(name, params, batch, lots, monkeypatch):
@@ -315,9 +315,12 @@ def test_gradient_of_the_policy_against_float64(name, params, batch, lots, monke
 
 # --- runs ---
 
+nightly = lambda name: pytest.param(name, marks=pytest.mark.nightly)
+REST = ("dppo_tv", "dppo_kl", "high_entropy", "ess")
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", *over_batch.METHODS])
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov", *map(nightly, REST)])
 def test_two_steps_train_and_a_resumed_run_is_the_same(name, tmp_path):
     c = lambda steps: small(steps, loss__objective=name, loss__old_logprobs="recompute")
     for folder, parts in (("whole", (2,)), ("resumed", (1, 2))):
