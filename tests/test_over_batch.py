@@ -291,6 +291,7 @@ def test_the_layout_does_not_matter(name, mesh, layout, order, params, batch, lo
         assert metrics["tokens/chosen_frac"] == pytest.approx(chosen.sum() / trained.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["kl_cov", "ess"])
 @compiled_soon()
