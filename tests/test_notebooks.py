@@ -133,7 +133,12 @@ TINY = config.leaves(config.base()) | {"steps": 2, "supervised_warmup.skill_step
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, figures",
-    [("training_dynamics.ipynb", 15), ("inspect_model.ipynb", 0), ("train_on_colab.ipynb", 1)],
+    [
+        ("training_dynamics.ipynb", 15),
+        ("inspect_model.ipynb", 0),
+        ("train_on_colab.ipynb", 1),
+        pytest.param("train_on_kaggle.ipynb", 1, marks=pytest.mark.nightly),
+    ],  # as Colab's
 )
 def test_runs_top_to_bottom_in_an_empty_folder(name, figures, tmp_path, monkeypatch, request):
     from nbclient import NotebookClient

@@ -16,8 +16,9 @@ from dapo_jax import config, train
 from dapo_jax.log import goodput, metrics, tags, tensorboard as board
 
 # Of a graded reward of one's own: test_own_reward.py; of accelerators: test_hardware.py; of
-# responses that outlive steps: test_carried.py; of drafts: test_drafts.py; of turns: test_turns.py.
-OWN = {"scored", "parts", "missed", "device", "aged", "drafts", "turns"}
+# responses that outlive steps: test_carried.py; of drafts: test_drafts.py; of turns: test_turns.py;
+OWN = {"scored", "parts", "missed", "device", "aged", "drafts", "turns", "chosen", "cov", "ess"}
+# the last three: test_over_batch.py.
 
 
 def events(workdir: pathlib.Path) -> list[Event]:

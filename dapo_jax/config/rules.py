@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dapo_jax.config.schema import Config
 from dapo_jax.dapo.settings import Advantage, Loss
 from dapo_jax.gate import wrong
-from dapo_jax.variants.settings import Curriculum
+from dapo_jax.variants.settings import Curriculum, Tokens
 
 
 def longest(c: Config) -> int:
@@ -86,6 +86,12 @@ def relations(c: Config) -> list[str]:
          "config.critic.bootstrap_truncated: True drops the reward of a truncated response and its overlong penalty with it, so that the longest would be the least punished; set reward.overlong_penalty=0"),
         (critic.enabled and one_ratio(loss) and loss.objective != "gspo_token",
          f"config.loss.objective: {loss.objective!r} has one ratio for a response, and with critic.enabled each token has its own advantage; set ppo, cispo or gspo_token"),
+        # objectives that look at the whole mini-batch
+        (loss.objective == "ess" and loss.kl_coef,
+         "config.loss.kl_coef: 'ess' weighs a KL to the old policy by its sample size, and there is one KL term; set 0"),
+        *((value != (usual := getattr(Tokens(), name)) and not name.startswith(loss.objective.removeprefix("high_")),
+           f"config.tokens.{name}: {value} is of another objective than loss.objective={loss.objective!r}; leave it at {usual}")
+          for name, value in c.tokens.to_dict().items()),
         ("task" in warm_up(c) and (c.data.train or c.model.path),
          "config.supervised_warmup: skill_steps and habit_steps are for the embedded task only; set both to 0, and name worked examples of your own in supervised_warmup.files"),
     )

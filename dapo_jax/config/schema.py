@@ -15,7 +15,7 @@ from dapo_jax.gate import ConfigError, Field, Section, leaves, setting, walk  # 
 from dapo_jax.model.settings import Model
 from dapo_jax.reward.settings import Reward
 from dapo_jax.rollout.settings import Rollout
-from dapo_jax.variants.settings import Critic, Curriculum
+from dapo_jax.variants.settings import Critic, Curriculum, Tokens
 
 
 # fmt: off
@@ -37,6 +37,7 @@ class Config(Section):
     reward: Reward = field(default_factory=Reward)
     advantage: Advantage = field(default_factory=Advantage)
     loss: Loss = field(default_factory=Loss)
+    tokens: Tokens = field(default_factory=Tokens)
     critic: Critic = field(default_factory=Critic)
     optim: Optim = field(default_factory=Optim)
     eval: sections.Eval = field(default_factory=sections.Eval)

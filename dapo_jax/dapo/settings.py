@@ -39,7 +39,7 @@ class Advantage(Section, place="advantage"):
 class Loss(Section, place="loss"):
     """The objective (paper Eq. 8)."""
 
-    objective: str = setting("ppo", "a token's loss, by its name in dapo_jax/variants/objectives.py: ppo (the paper's), cispo, gspo, gspo_token, rloo, sapo; or FILE.py:FUNCTION (docs/own_loss.md)")
+    objective: str = setting("ppo", "a token's loss, by its name in dapo_jax/variants/objectives.py: ppo (the paper's), cispo, gspo, gspo_token, rloo, sapo, dppo_tv, dppo_kl, clip_cov, kl_cov, high_entropy, ess; or FILE.py:FUNCTION (docs/own_loss.md)")
     clip_low: float = setting(0.2, "ratio is clipped below at 1 - clip_low", 0.0, 1.0)
     clip_high: float = setting(0.28, "ratio is clipped above at 1 + clip_high (Clip-Higher; GRPO: = clip_low)", 0.0, 1e6)
     dual_clip: float = setting(0.0, "bound c > 1 on the loss where the advantage is negative (verl: 10); 0 = off (paper)", 0.0, 1e6)

@@ -42,8 +42,8 @@ class LossTerm(NamedTuple):
     """A term that a variant adds to the loss, with weights of its own (`Batch.terms`)."""
 
     name: str  # of its metric
-    # (logp_RxT, weight_RxT) of a micro-batch -> what is added; logp is 0 outside trained cells
-    loss: Callable[[jax.Array, jax.Array], jax.Array]
+    # (logp_RxT, old, weight_RxT) of a micro-batch -> what is added; log-probs: 0 if not trained
+    loss: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def row_stats(
@@ -101,7 +101,7 @@ def dapo_loss(
         ref_kl=count(kl),
     )
     for extra, weight_RxT in zip(terms, batch.terms, strict=True):
-        sums[extra.name] = extra.loss(logp, weight_RxT)
+        sums[extra.name] = extra.loss(logp, old, weight_RxT)
         loss += sums[extra.name]
     gap = jnp.where(trained, jnp.abs(logp - rows.sampled_logp_AxRxT), 0.0)
     maxima = dict(ratio_max=jnp.max(jnp.where(trained, term.ratio, 0.0)), sampler_gap=jnp.max(gap))
@@ -154,13 +154,13 @@ class Trainer(Learner):
             return qwen2.adapted(self.shape, params, jax.random.wrap_key_data(key_data))
 
     def _log_probs(self, params, rows: PackedBatch, micro_batches, temperature) -> jax.Array:
-        logp = lambda *given: row_stats(self.shape, *given, temperature, self._kernel).logp_RxT
+        logp = lambda *given: row_stats(self.shape, *given, temperature, self.kernel).logp_RxT
         return self.per_cell(logp, params, rows, micro_batches)
 
     def _supervise(self, params, opt_state, rows: PackedBatch, micro_batches, lr):
         def loss(params, micro: PackedBatch):
             """Cross-entropy of the response tokens, weighted like any other loss."""
-            stats = row_stats(self.shape, params, micro, 1.0, self._kernel)
+            stats = row_stats(self.shape, params, micro, 1.0, self.kernel)
             total = -jnp.sum(micro.weight_AxRxT * stats.logp_RxT)
             return total, (dict(loss=total), {})
 

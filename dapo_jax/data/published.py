@@ -31,6 +31,7 @@ class Protocol(NamedTuple):
 DAPO = Protocol(32, 1.0, 0.7, 20480, "dapo", "dapo", "DAPO, arXiv 2503.14476, section 4.1")
 # k from its table of results, the rest from the validation of its training script (github.com/
 # thunlp/JustRL). There a model judges as well; AMC23's answers are numbers, which `boxed` compares.
+# Some files ask for \boxed{} in these words already, so that the template is `plain`.
 JUST_RL = Protocol(32, 0.7, 0.9, 31744, "boxed", "boxed", "JustRL, arXiv 2512.16649")
 # Greedy: evaluation/sh/eval.sh and math_eval.py of github.com/QwenLM/Qwen2.5-Math.
 QWEN = Protocol(1, 0.0, 1.0, 2048, "boxed", "boxed", "Qwen2.5-Math, arXiv 2409.12122")
@@ -55,6 +56,8 @@ SETS = {
     "gsm8k-test": Set("gsm8k-test.jsonl", "openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/test.jsonl", "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14", "1,319 problems", QWEN),
     "math500": Set("math500.jsonl", "hkust-nlp/simpleRL-reason/cf1c7858bfc145a27aa733e75d930d34f0d318a6/examples/simplelr_math_eval/data/math500/test.jsonl", "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132", "500 problems, 312 with integer answers: reward.verifier=boxed or math takes all", JUST_RL._replace(k=4, verifier="math")),
     "amc23": Set("amc23.jsonl", "QwenLM/Qwen2.5-Math/a45202bd16f1ec06f433442dc1152d0074773465/evaluation/data/amc23/test.jsonl", "43707e1ca784602d8479de24ee8ce36609dbebc46dd152b0b12a46611aa898a4", "40 problems", JUST_RL),
+    "aime26": Set("aime26.jsonl", "jianzhnie/LLMEval/66572ad3f66078c376d777866f6535d3f334b0c8/data/aime26.jsonl", "31fa88574e75103bcfee15811fec860aabd727af5cfe9327756305dbed8f5d70", "30 problems, which ask for \\boxed{}: data.template=plain", JUST_RL._replace(template="plain")),
+    "hmmt25": Set("hmmt25.jsonl", "jianzhnie/LLMEval/66572ad3f66078c376d777866f6535d3f334b0c8/data/hmmt25.jsonl", "76ab92434e4121103a54056a451eb3507ab1e03e7d263e7ef14cdf4ea365c099", "February 2025: 30 problems, 14 with integer answers, which ask for \\boxed{}: data.template=plain", JUST_RL._replace(template="plain", verifier="math")),
 }
 # fmt: on
 FAMILIES = {"gsm8k": ("gsm8k-train", "gsm8k-test")}

@@ -1,5 +1,7 @@
 """Reference answers: the answer field of a row as text, refused if a float has damaged it."""
 
+import ast
+import contextlib
 import json
 import math
 import re
@@ -44,10 +46,17 @@ def integer(value: object, field: str = "answer") -> str:
     raise BadRow(field, value, "float-damaged integer; restore it from the original data")
 
 
+_ONE_TEXT = re.compile(r"""\["([^"\\]|\\.)*"\]|\['([^'\\]|\\.)*'\]""")  # a list of one text
+
+
 def any_answer(value: object, field: str = "answer") -> str:
     """An answer of any type as text. Integers become what `integer` makes of them, except that
     '007' and '+7' stay; other text loses the blanks around it; a list of one value counts as that
-    value; everything else becomes JSON. BadRow: the answer is missing or damaged."""
+    value, also where it is written as text (Skywork-OR1: '["7"]'); everything else becomes JSON.
+    BadRow: the answer is missing or damaged."""
+    if isinstance(value, str) and _ONE_TEXT.fullmatch(value.strip()):
+        with contextlib.suppress(SyntaxError, ValueError):
+            value = ast.literal_eval(value.strip())
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     text = value.strip() if isinstance(value, str) else ""

@@ -270,7 +270,7 @@ def whole(o: Opened, objectives: Sequence[str] = ()) -> Whole:
     of `o`, whose weights are updated in place."""
     configs = [o.config, *(changed(o, {"loss.objective": name}).config for name in objectives)]
     seen, trainer = [], o.machine.trainer
-    programs = [token_terms(trainer, choose.objective(c)) for c in configs]
+    programs = [token_terms(trainer, choose.objective(c, bool(objectives))) for c in configs]
 
     def noted(params, opt_state, batch, knobs):
         logp = trainer.log_probs(params, batch.rows, batch.micro_batches, knobs.temperature)

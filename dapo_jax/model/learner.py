@@ -40,7 +40,7 @@ class Learner:
         mesh, rules, tx, dtype, offload, self._short = setup
         self.shape, self.mesh, self.rules, self.tx = shape, mesh, rules, tx
         self._loss, self._offload, self._dtype = loss, offload, dtype
-        self._kernel = kernels.choose(mesh, shape, dtype)
+        self.kernel = kernels.choose(mesh, shape, dtype)
         self._everywhere = parallel.replicated(mesh)
         self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
         self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
@@ -95,7 +95,7 @@ class Learner:
         return [(None, 0, whole), (short, whole, micro_batches)]
 
     def _update(self, params, opt_state, batch, knobs):
-        loss = lambda params, micro: self._loss(self._kernel, params, micro, knobs)
+        loss = lambda params, micro: self._loss(self.kernel, params, micro, knobs)
         per_micro = batch._replace(micro_batches=None)
         return self._step(loss, per_micro, batch.micro_batches, params, opt_state, knobs.lr)
 
@@ -110,11 +110,11 @@ class Learner:
                 return loss(qwen2.with_trained(cast, trained), micro)
 
             loops = self.loops(getattr(per_micro, "rows", per_micro), micro_batches)
-            grads, sums, maxima = self._kernel.accumulate(of_trained, qwen2.trained(cast), loops)
+            grads, sums, maxima = self.kernel.accumulate(of_trained, qwen2.trained(cast), loops)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
             old = qwen2.trained(params), opt_state
-            trained, opt_state, norm, skipped = self._kernel.apply(self.tx, *old, grads, lr)
+            trained, opt_state, norm, skipped = self.kernel.apply(self.tx, *old, grads, lr)
             params = qwen2.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 

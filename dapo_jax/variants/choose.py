@@ -8,10 +8,10 @@ from dapo_jax import algorithm
 from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.state import State
 from dapo_jax.model import qwen2
-from dapo_jax.variants import curriculum, objectives, own_objective, positive_lm, staleness, turns
+from dapo_jax.variants import curriculum, objectives, over_batch, positive_lm, staleness, turns
 from dapo_jax.variants.vapo import critic, update as vapo
 
-METHODS = (curriculum, staleness, positive_lm, vapo, turns)
+METHODS = (curriculum, staleness, positive_lm, vapo, turns, over_batch)
 
 # Tables of log/tags.py: metrics and when there are any, bounds of histograms
 TAGS = pathlib.Path(__file__).with_name("tags.md")
@@ -30,14 +30,18 @@ def of(config) -> Algorithm:
     return out
 
 
-def objective(config):
-    """The static choice of a token's loss and importance weight (objectives.py)."""
+def objective(config, alone: bool = False):
+    """The static choice of a token's loss and importance weight (objectives.py). alone: it is asked
+    what it makes of single tokens. ValueError: it looks at the whole mini-batch first."""
+    if alone and config.loss.objective in over_batch.METHODS:
+        why = "chooses by its whole mini-batch and cannot be compared token by token"
+        raise ValueError(f"loss.objective: {config.loss.objective!r} {why}")
     return objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
 
 
 def files(config) -> dict[str, str]:
     """Hash of the user's file that `loss.objective` names, if it names one."""
-    found = own_objective.source(config.loss.objective)
+    found = objectives.own_objective.source(config.loss.objective)
     return {"objective": found} if found else {}
 
 

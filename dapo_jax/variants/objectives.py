@@ -60,6 +60,40 @@ def sapo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     return TokenLoss(-gate * advantage, ratio, never, never, never)
 
 
+def _within(logp, old_logp, advantage, c, low, high) -> TokenLoss:
+    """DPPO's loss: -min(ratio, cap) A log pi of tokens within the trust region, no gradient through
+    min (arXiv 2602.04879, section 5.4; its authors' cap is 20). cap: loss.dual_clip."""
+    ratio = _ratio(logp - old_logp, c)
+    kept = ~(low | high)
+    weight = jax.lax.stop_gradient(jnp.where(kept, jnp.minimum(ratio, c.dual_clip), 0.0))
+    return TokenLoss(-weight * advantage * logp, ratio, low, high, kept & (ratio > c.dual_clip))
+
+
+def dppo_tv(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """DPPO-Binary-TV (arXiv 2602.04879): a token leaves the loss where its probability has moved
+    further than clip_high (or clip_low, down) in the direction of its advantage; not its ratio, so
+    that rare tokens stay. The authors: .15 both, and the sampler's log-probs as the old ones."""
+    moved = jnp.exp(logp) - jnp.exp(old_logp)
+    low, high = (advantage <= 0) & (moved < -c.clip_low), (advantage > 0) & (moved > c.clip_high)
+    return _within(logp, old_logp, advantage, c, low, high)
+
+
+def dppo_kl(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """DPPO-Binary-KL: as dppo_tv, by KL(old || new) of "this token or another" (authors: .05)."""
+    p, q = jnp.exp(logp), jnp.exp(old_logp)
+    kl = q * (old_logp - logp) + (1 - q) * jnp.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    low = (advantage <= 0) & (kl > c.clip_low) & (p < q)
+    high = (advantage > 0) & (kl > c.clip_high) & (p > q)
+    return _within(logp, old_logp, advantage, c, low, high)
+
+
+def unclipped(logp, old_logp, advantage, c, per_response) -> TokenLoss:
+    """-ratio A, whatever the ratio: KL-Cov's loss of most tokens (arXiv 2505.22617, Eq. 14)."""
+    ratio = _ratio(logp - old_logp, c)
+    never = jnp.zeros_like(ratio, bool)
+    return TokenLoss(-ratio * advantage, ratio, never, never, never)
+
+
 class Objective(NamedTuple):
     token_loss: Callable[..., TokenLoss]
     dual_clip: bool = False  # whether loss.dual_clip has a meaning in it
@@ -73,6 +107,13 @@ OBJECTIVES = {
     "gspo_token": Objective(gspo_token, of_responses=True),
     "rloo": Objective(rloo, of_responses=True),
     "sapo": Objective(sapo),
+    "dppo_tv": Objective(dppo_tv, dual_clip=True),
+    "dppo_kl": Objective(dppo_kl, dual_clip=True),
+    # What over_batch.py prepares for each update:
+    "clip_cov": Objective(ppo_clip),
+    "kl_cov": Objective(unclipped),
+    "high_entropy": Objective(ppo_clip, dual_clip=True),
+    "ess": Objective(cispo),
 }
 
 

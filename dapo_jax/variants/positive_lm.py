@@ -18,7 +18,7 @@ from dapo_jax.algorithm import Algorithm
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.update import LossTerm
 
-NLL = LossTerm("positive_loss", lambda logp_RxT, weight_RxT: -jnp.sum(weight_RxT * logp_RxT))
+NLL = LossTerm("positive_loss", lambda logp_RxT, old, weight: -jnp.sum(weight * logp_RxT))
 
 
 def apply(config, algorithm: Algorithm) -> Algorithm:

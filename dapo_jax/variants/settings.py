@@ -1,4 +1,4 @@
-"""Settings of the curriculum and of the value model."""
+"""Settings of the curriculum, the value model and objectives that choose tokens."""
 # fmt: off
 
 from dataclasses import dataclass
@@ -43,3 +43,18 @@ class Critic(Section, place="critic"):
     length_alpha: float = setting(0.05, "alpha of the policy's length-adaptive lambda 1 - 1 / (alpha l) (VAPO Eq. 5), l tokens; 0 = lambda_policy at any length", 0.0, 1e6)
     bootstrap_truncated: bool = setting(False, "a response cut at rollout.max_response_tokens continues with the value of its last state, in place of its reward; False = its reward, and 0 after it")
     clip: float = setting(0.0, "a value is trained only within this distance of its value at the start of the step, in the reward's unit (PPO's value clip); 0 = off", 0.0, 1e6)
+
+
+@dataclass
+class Tokens(Section, place="tokens"):
+    """Objectives that look at the whole mini-batch (docs/own_loss.md)."""
+
+    clip_cov_share: float = setting(2e-4, "clip_cov: share r of the tokens that are drawn to leave the loss", 1e-9, 1.0)
+    clip_cov_low: float = setting(1.0, "clip_cov: tokens are drawn whose covariance is above this", -1e6, 1e6)
+    clip_cov_high: float = setting(5.0, "and below this", -1e6, 1e6)
+    kl_cov_share: float = setting(2e-3, "kl_cov: share k of the tokens, of the largest covariance, that are held to the old policy (authors: 2e-3 with 7B, 2e-4 with 32B)", 1e-9, 1.0)
+    kl_cov_coef: float = setting(1.0, "kl_cov: beta, by which they are held", 0.0, 1e6)
+    entropy_share: float = setting(0.2, "high_entropy: share rho of the tokens, of the highest entropy, that are trained", 1e-9, 1.0)
+
+    def mistakes(self) -> list[str]:
+        return wrong((not self.clip_cov_low < self.clip_cov_high, f"config.tokens.clip_cov_low: {self.clip_cov_low} is not below clip_cov_high = {self.clip_cov_high}: no covariance would lie between them"))
