@@ -243,7 +243,7 @@ def test_eight_devices_sample_the_same_tokens_and_learn_the_same(tmp_path, shell
 
 @pytest.mark.slow
 def test_an_evaluation_beside_the_next_rollout_changes_no_bit(tmp_path):
-    """Of another length and nucleus; rows that no batch can use end, and more wait than fit."""
+    """It has another length and nucleus; rows that no batch can use end, and more wait than fit."""
     other = dict(eval__every=1, eval__top_p=0.5, eval__max_response_tokens=9)
     other |= dict(dynamic_sampling__surplus="end")
     for joined in (False, True):
