@@ -69,17 +69,26 @@ class Machine(NamedTuple):
         """Groups, not yet graded, of responses to each (stream position, prompt), in the given
         order up to the first that lacks one, and the sampler's statistics. top_ps: of each prompt,
         where they differ from the draw's. calls: `cut` and `wanted` of `Engine.generate`."""
-        top_ps = top_ps or [0.0] * len(prompts)
-        requests = [
-            engine.Request(prompt, position, g, top_p=top_p)
-            for (position, prompt), top_p in zip(prompts, top_ps, strict=True)
-            for g in range(group_size)
-        ]
-        drawn, stats = self.engine.generate(decode_params, requests, draw, self.watch, **calls)
-        rest = iter(drawn)
-        take = lambda: list(itertools.islice(rest, group_size))
-        groups = (Group(position, prompt, take()) for position, prompt in prompts)
-        return [*itertools.takewhile(lambda g: None not in g.responses, groups)], stats
+        asked = requests(prompts, group_size, top_ps)
+        drawn, stats = self.engine.generate(decode_params, asked, draw, self.watch, **calls)
+        return grouped(prompts, group_size, drawn), stats
+
+
+def requests(prompts, group_size: int, top_ps: Sequence[float] = (), draw: Draw | None = None):
+    """`Request`s for a group of responses to each (stream position, prompt)."""
+    return [
+        engine.Request(prompt, position, g, top_p=top_p, draw=draw)
+        for (position, prompt), top_p in zip(prompts, top_ps or [0.0] * len(prompts), strict=True)
+        for g in range(group_size)
+    ]
+
+
+def grouped(prompts, group_size: int, drawn: Sequence[engine.Response | None]) -> list[Group]:
+    """The responses to `requests` as groups, up to the first that lacks one."""
+    rest = iter(drawn)
+    take = lambda: list(itertools.islice(rest, group_size))
+    groups = (Group(position, prompt, take()) for position, prompt in prompts)
+    return [*itertools.takewhile(lambda g: None not in g.responses, groups)]
 
 
 def named_files(files: str) -> dict[str, str]:

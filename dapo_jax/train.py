@@ -26,6 +26,7 @@ from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import files, problems
+from dapo_jax.evaluation import beside
 from dapo_jax.evaluation.sampling import Evaluator, evaluate_sets
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog
@@ -135,10 +136,16 @@ def run(
         machine = machine._replace(watch=watch)
         text = text._replace(judge=remembered.judge(text.judge, journal))
         saver = after.enter_context(Saver(directory, config, inputs, say, journal.covered))
+        ahead = beside.Ahead()
 
         def evaluate() -> dict[str, float]:
-            hooks.phase("evaluation")
-            return evaluate_policy(config, machine, text, state, writer, say)
+            step, sampler = state.counters.step, machine
+            if joined := config.eval.with_rollout and step < config.steps:
+                journal.at(step)
+                sampler = ahead.machine(machine, (method, text), (stream, state))
+            hooks.phase("rollout" if joined else "evaluation")
+            log = evaluate_policy(config, sampler, text, state, writer, say)
+            return log | {"time/eval_s": log["time/eval_s"] - ahead.seconds}
 
         kept = state if resumed else None  # the newest whose record is written
         try:
@@ -156,7 +163,9 @@ def run(
             while state.counters.step < config.steps and not stop:
                 asked.check()
                 journal.at(state.counters.step)
-                state, record, clocks = timed_step(method, text, machine, stream, state, hooks)
+                doing, early = ahead.step(method)
+                state, record, clocks = timed_step(doing, text, machine, stream, state, hooks)
+                clocks = clocks._replace(started=clocks.started - early)
                 step = state.counters.step
                 hooks.step(state, record)
                 log = metrics.step_metrics(config, state, record, clocks, len(text.train.ids))

@@ -54,6 +54,8 @@ def test_slots_by_hand():
     assert got.prefills_C.tolist() == [2, 1]
     assert got.steps_C.tolist() == [4, 4] and got.occupancy == 13 / 16
     assert got.evicted == 0 and got.pages == 5
+    beside = simulate.sample(np.array([[6], [3], [4]]), 5, 8, sizes, None, [[2]])
+    assert beside.count_CxS.tolist() == [[2, 4], [3, 2], [4, 0]]
     few = sizes._replace(pages=3)  # room for one at a time, once it has grown
     got = simulate.sample(np.array([[6], [3], [4]]), prompt=5, cap=8, sizes=few)
     assert got.count_CxS.sum() >= 13 and (got.count_CxS > 0).sum(1).max() == 1

@@ -48,13 +48,14 @@ class Responses(engine.Store):
 
     def _keys(self, requests: Sequence[Request], draw: Draw) -> list[bytes]:
         @functools.cache  # the samples of a prompt share its hash
-        def hash_of(prompt: tuple[int, ...]) -> bytes:
+        def hash_of(prompt: tuple[int, ...], draw: Draw) -> bytes:
             ids = np.array(prompt, np.int64).tobytes()
             return digest(self._devices + repr(draw).encode() + ids, 16)
 
         def key(request: Request) -> bytes:
             prefix = np.array(request.prefix, np.int32).tobytes()
-            parts = (hash_of(tuple(request.prompt)), repr(request[1:5]).encode(), prefix)
+            of_prompt = hash_of(tuple(request.prompt), request.draw or draw)
+            parts = (of_prompt, repr(request[1:5]).encode(), prefix)
             return self._journal.key(*parts)
 
         return [key(request) for request in requests]

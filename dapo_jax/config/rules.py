@@ -50,6 +50,8 @@ def relations(c: Config) -> list[str]:
          "config.rollout.turns: the value model's GAE goes through a response without gaps, and a reply is one; set critic.enabled=False"),
         (turns and c.eval.stop_strings,
          "config.eval.stop_strings: with rollout.turns a response ends by stop tokens and replies; set ''"),
+        (c.eval.with_rollout and (stale or turns or rollout.draft_tokens or c.eval.stop_strings or c.eval.temperature != rollout.temperature or curriculum.temperature_schedule != "constant"),
+         "config.eval.with_rollout: one call has one temperature and ends responses by tokens alone; set False, or eval.temperature = rollout.temperature, a constant one, with rollout.staleness=0 rollout.turns=0 rollout.draft_tokens=0 eval.stop_strings=''"),
         # groups and rows
         (rollout.group_size == 1 and (sampling.enabled or not critic.enabled),
          "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or more, or critic.enabled=True and dynamic_sampling.enabled=False"),

@@ -51,15 +51,9 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
     lengths = {"longest": longest, "mean": traffic.prompt + traffic.response}
     held = lambda n: waves(config, shape, sizes, n, pod.platform)
     flight = {what: {"tokens": n} | held(n) for what, n in lengths.items()}
-    out |= {
-        "mesh": sizes,
-        "slots": config.rollout.slots,
-        "cache_fraction": config.rollout.cache_fraction,
-        "bytes": table,
-        "peaks": peaks,
-        "fits": max(peaks.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0,
-        "in_flight": flight,
-    }
+    out |= {"mesh": sizes, "bytes": table, "peaks": peaks, "in_flight": flight}
+    out |= {name: config.rollout[name] for name in ("slots", "cache_fraction")}
+    out["fits"] = max(peaks.values()) <= pod.chip.hbm and flight["longest"]["sequences"] > 0
     more = expected(config, shape, sizes, pod, traffic, with_staleness) if out["fits"] else {}
     return out | more
 
@@ -96,6 +90,7 @@ def expected(
 
     rounds, traces = work.rollouts.steps, work.rollouts.traces
     forward, update = (micro_batch(s, work.packed.pairs, VALUES, update=x) for x in (False, True))
+    passes = dict(rows=s.micro_rows, forward=forward._asdict(), update=update._asdict())
     aged = staleness.aged(config, traffic, work, s, VALUES, tests) if with_staleness else []
     return {
         "step": {
@@ -110,12 +105,7 @@ def expected(
             "filled_cells": work.packed.fill,
             # Seconds of a mean forward pass and of an update's, by what they go into; the share of
             # the chip's peak that an update reaches, counting what is computed again (HFU).
-            "micro_batch": {
-                "rows": s.micro_rows,
-                "forward": forward._asdict(),
-                "update": update._asdict(),
-                "hfu": update.flops / update.seconds / pod.chip.flops,
-            },
+            "micro_batch": passes | {"hfu": update.flops / update.seconds / pod.chip.flops},
             "chip_hours": pod.chips * now.seconds / 3600,
             "options": {"=".join(next(iter(o.items()))): optional(o) for o in OPTIONS},
             "staleness": [x._asdict() for x in aged],
@@ -133,12 +123,8 @@ def _run(config, s: Scene, now: step.Expected) -> dict[str, Any]:
     # The first steps of a value model leave the policy as it is.
     left_out = sum(now.phases[x] for x in ("old log-probs", "update"))
     whole = config.steps - alone * left_out / now.seconds
-    return {
-        "steps": config.steps,
-        **({"pretrain_steps": alone} if s.value else {}),
-        "expected_s": whole * now.seconds,
-        "chip_hours": whole * now.seconds * s.pod.chips / 3600,
-        "first_compilation_s": VALUES["compile"],
-        "checkpoint_bytes": saved,
-        "checkpoints_bytes": saved * kept,
-    }
+    seconds = whole * now.seconds
+    out = {"expected_s": seconds, "chip_hours": seconds * s.pod.chips / 3600}
+    out |= {"steps": config.steps, **({"pretrain_steps": alone} if s.value else {})}
+    out |= {"checkpoint_bytes": saved, "checkpoints_bytes": saved * kept}
+    return out | {"first_compilation_s": VALUES["compile"]}

@@ -105,22 +105,28 @@ class Trace(NamedTuple):
         return self.count_CxS.sum() / max(self.steps_C.sum() * self.count_CxS.shape[1], 1)
 
 
-def sample(length_NxG: np.ndarray, prompt: int, cap: int, sizes: Sizes, ends=None) -> Trace:
+def sample(length_NxG, prompt: int, cap: int, sizes: Sizes, ends=None, first_PxK=()) -> Trace:
     """The responses of N problems on their way through the slots, as `Engine.generate` takes
-    them. ends: as the function `ends`. ValueError: the pages hold no row of the longest length."""
-    N, G = length_NxG.shape
+    them. ends: as the function `ends`. first_PxK: lengths of other problems' responses, asked for
+    before these. ValueError: the pages hold no row of the longest length."""
+    (N, G), before = length_NxG.shape, np.ravel(first_PxK).astype(int).tolist()
     if sizes.pages * sizes.page_tokens < prompt - 1 + cap:
         raise ValueError(f"{sizes.pages} pages hold no row of {prompt - 1 + cap:,} tokens")
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
-    call = Sampler(requests, length_NxG.reshape(-1).tolist(), cap, sizes)
     (right_NxG, missing), responses = ends or (length_NxG, 0), [None] * len(requests)
+    others = [
+        Request((~p,) * prompt, ~p, k) for p, x in enumerate(first_PxK) for k, _ in enumerate(x)
+    ]
+    call = Sampler(others + requests, before + length_NxG.reshape(-1).tolist(), cap, sizes)
     grade = lambda ones: [g._replace(grades=Grades(np.array(g.responses, float))) for g in ones]
     asked = [Group(i, (), ()) for i in range(N)]  # whose responses are whether they are right
     wanted = needed(asked, missing, grade, Group.mixed) if ends else len
     while call.schedule:
-        for i, _, left in call.chunk(wanted(responses)):  # by what ended before this chunk
-            responses[i] = None if left else right_NxG.flat[i]
+        # By what ended before this chunk.
+        for i, _, left in call.chunk(len(before) + wanted(responses)):
+            if i >= len(before):
+                responses[i - len(before)] = None if left else right_NxG.flat[i - len(before)]
     return call.trace()
 
 

@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
     rollouts: Rollouts
     packed: simulate.Packed
-    evaluations: list[Trace]  # calls of one evaluation
+    evaluations: list[tuple[int, Trace]]  # calls of one evaluation; -1: what it is more than
     prefill_chunks: int  # calls that take a prompt through
     responses: float  # drawn
 
@@ -57,22 +57,29 @@ def work(
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows),
-        evaluated(config, traffic, scene.sizes, eval_problems),
+        evaluated(config, traffic, scene.sizes, eval_problems, known),
         -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
         float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
     )
 
 
-def evaluated(config, traffic: Traffic, sizes: Sizes, problems: int) -> list[Trace]:
-    """The one call that evaluates all sets at both settings. problems: of one set; 0 = none."""
+def evaluated(config, traffic: Traffic, sizes: Sizes, problems: int, rollouts=None):
+    """The one call that evaluates all sets at both settings. problems: of one set; 0 = none.
+    rollouts: of the steps, where `eval.with_rollout` evaluates in the call of a largest round."""
     if not problems:
         return []
     settings = 1 + (config.eval.top_p < 1)
     sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
-    longest = config.eval.max_response_tokens or config.rollout.max_response_tokens
-    traffic = traffic._replace(response=min(traffic.response, longest // 2))
-    drawn = simulate.lengths(traffic, longest, settings * sets * problems, config.eval.k)
-    return [simulate.sample(drawn, traffic.prompt, longest, sizes)]
+    G, cap = config.rollout.group_size, config.rollout.max_response_tokens
+    longest = config.eval.max_response_tokens or cap
+    own = traffic._replace(response=min(traffic.response, longest // 2))
+    drawn = simulate.lengths(own, longest, settings * sets * problems, config.eval.k)
+    if not (config.eval.with_rollout and rollouts):
+        return [(1, simulate.sample(drawn, traffic.prompt, longest, sizes))]
+    n = rollouts.at[-1]
+    round_, ends = simulate.lengths(traffic, cap, n, G), simulate.ends(config, traffic, n)
+    both = simulate.sample(round_, traffic.prompt, max(cap, longest), sizes, ends, drawn)
+    return [(1, both), (-1, rollouts.traces[-1])]
 
 
 def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
@@ -110,10 +117,9 @@ class Expected(NamedTuple):
 
 def timer(config, work: Work, scene: Scene) -> Callable[[Values], Expected]:
     """Constants -> seconds; evaluation and checkpoint with their share of a step."""
-    rounds, evaluations = (
-        [roofline.call(x, work.prefill_chunks, scene) for x in traces]
-        for traces in (work.rollouts.traces, work.evaluations)
-    )
+    call = lambda trace: roofline.call(trace, work.prefill_chunks, scene)
+    rounds = [*map(call, work.rollouts.traces)]
+    evaluations = [(n, call(trace)) for n, trace in work.evaluations]
     parts_N = work.rollouts.shares()
 
     def expected(k: Values) -> Expected:
@@ -122,7 +128,7 @@ def timer(config, work: Work, scene: Scene) -> Callable[[Values], Expected]:
             what: float(sum(n * x[what] for n, x in zip(parts_N, tables, strict=True)))
             for what in tables[0]
         }
-        tests = sum(sum(roofline.sampling(x, scene, k)[0].values()) for x in evaluations)
+        tests = sum(n * sum(roofline.sampling(x, scene, k)[0].values()) for n, x in evaluations)
         hosts = max(scene.pod.chips / k["chips_a_host"], 1)
         saved = checkpoint_bytes(config, scene) / hosts / k["to_host"]
         phases = weigh(sampled) | {"grading": k["grading"] * work.responses / 8192}

@@ -46,9 +46,10 @@ def uniform(key_S: jax.Array, counter_S: jax.Array) -> jax.Array:
 
 
 def row_keys(seed_key: jax.Array, stream_S: jax.Array, sample_S: jax.Array) -> jax.Array:
-    """Typed keys [S], one for each (position of the problem in its stream, sample index)."""
-    fold = lambda i, j: jax.random.fold_in(jax.random.fold_in(seed_key, i), j)
-    return jax.vmap(fold)(stream_S, sample_S)
+    """Typed keys [S], one for each (position of the problem in its stream, sample index). seed_key:
+    of all rows, or [S]."""
+    fold = lambda key, i, j: jax.random.fold_in(jax.random.fold_in(key, i), j)
+    return jax.vmap(fold, (0 if seed_key.ndim else None, 0, 0))(seed_key, stream_S, sample_S)
 
 
 def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ youngest rows are evicted and made again later, to the same tokens. The samples 
 its full pages, and get a copy of the last, partly filled one.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -181,8 +182,10 @@ class Engine:
                 stored = []
                 for request, response in zip(new, watch.store.get(new, draw), strict=True):
                     if response is None:
-                        top_p = request.top_p or draw.top_p
-                        schedule.waiting.append((len(asked), request._replace(top_p=top_p)))
+                        own = request.draw or draw
+                        said = request._replace(draw=own, top_p=request.top_p or own.top_p)
+                        said = said._replace(limit=request.limit or own.max_tokens)
+                        schedule.waiting.append((len(asked), said))
                     else:
                         stored.append(Part(len(asked), 0, *response[:3], True))
                         replayed += len(response.tokens)
@@ -213,10 +216,7 @@ class Engine:
 
         if not ask(requests) or not schedule:
             return responses, total([])._replace(tokens=tokens(), replayed=tokens())
-        mode = draw._replace(top_p=min(request.top_p for _, request in schedule.waiting)).mode
-        key_data = np.asarray(jax.random.key_data(jax.random.key(draw.seed)))
-        settings = key_data, np.float32(draw.temperature or 1.0)
-        settings = parallel.to_program(settings, parallel.replicated(self.mesh))
+        settings = functools.lru_cache(4)(functools.partial(self._settings, draw.temperature))
         pool = self.programs.new_pool() if self._pool is None else self._pool
         self._pool = None  # donated from here on; kept again when the queue is empty
         ends = None  # of the chunk before: (row, whether it ended, by `cut` at which token)
@@ -232,8 +232,12 @@ class Engine:
             if copies:
                 pool = self._copy(pool, copies)
             doing, there = self._slots(schedule, table_SxR)
+            mode = draw._replace(top_p=min(row.request.top_p for row, _ in there)).mode
+            seeds = {i: row.request.draw.seed for row, i in there}
+            each = range(len(doing.token_S) if len({*seeds.values()}) > 1 else 1)
+            how = settings(tuple(seeds.get(i, there[0][0].request.draw.seed) for i in each))
             doing = parallel.to_program(doing, self._axes)
-            pool, out = self.programs.decode[mode](decode_params, pool, doing, *settings)
+            pool, out = self.programs.decode[mode](decode_params, pool, doing, *how)
             if ends is not None and not hand_over(ends):
                 break
             out = parallel.to_host(out)
@@ -327,6 +331,13 @@ class Engine:
                 chunk = parallel.to_program(chunk, self._prompt_axes)
                 pool = self.programs.prefill(params, pool, chunk)
         return pool
+
+    def _settings(self, temperature: float, seeds: tuple[int, ...]):
+        """Key data of the one seed, or of one a row, and what divides the logits."""
+        known = {x: np.asarray(jax.random.key_data(jax.random.key(x))) for x in {*seeds}}
+        keys = np.stack([known[x] for x in seeds]) if len(seeds) > 1 else known[seeds[0]]
+        said = keys, np.float32(temperature or 1.0)
+        return parallel.to_program(said, parallel.replicated(self.mesh))
 
     def _copy(self, pool, copies):
         source_S = np.zeros(self.slots, np.int32)

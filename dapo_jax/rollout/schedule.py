@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NEAR = 2  # rows more than the emptiest shard has, for a prompt that need not be run again
 
@@ -21,6 +21,7 @@ class Request(NamedTuple):
     top_p: float = 0.0  # nucleus mass; 0 = the call's
     prefix: Sequence[int] = ()  # response tokens that are there already; `limit` counts them too
     note: bytes = b""  # `Response.note` of the prefix
+    draw: Any = None  # `Draw` of its own, of the call's temperature; None = the call's
 
 
 @dataclasses.dataclass
