@@ -26,6 +26,16 @@ def band(ax):
     return x, np.array([e.min() for e in ends]), np.array([e.max() for e in ends])
 
 
+def test_runs_of_a_sweep_with_one_seed_are_named_by_what_differs():
+    found = compare.names(["s/optim.lr=1/seed_0", "s/optim.lr=2/seed_0"])
+    assert found == ["optim.lr=1", "optim.lr=2"]
+    assert compare.names(["s/a/seed_0", "s/a/seed_1"]) == ["seed_0", "seed_1"]
+    assert compare.names(["s/a/seed_0"]) == ["seed_0"] and compare.names(["a/x", "b"]) == [
+        "a/x",
+        "b",
+    ]
+
+
 def test_the_band_of_seeds_is_the_t_interval():
     runs = [ours("a", seed) for seed in range(3)]
     (panel,) = [p for p in plots.DYNAMICS if "policy/entropy" in p.lines]
