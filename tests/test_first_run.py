@@ -12,7 +12,7 @@ from scripts import ROOT
 from dapo_jax import config
 from dapo_jax.config import presets, validation
 from dapo_jax.log import metrics
-from dapo_jax.plan import first, footprint, shapes
+from dapo_jax.plan import first, footprint, report, shapes
 
 SMALL, GB = "Qwen/Qwen2.5-0.5B", footprint.GB
 
@@ -101,3 +101,8 @@ def test_ten_minutes(shell, tmp_path):
     assert {"reward_part/right", "reward_part/brief", "eval/test/avg@k"} <= last.keys()
     page = (tmp_path / "report.html").read_text()
     assert "my_reward.py:score" in page and page.count("<svg") > 10
+
+
+def test_a_short_run_is_planned_in_hours():
+    said = {s: report.FILTERS["long"](s) for s in (360, 86400 * 2.5)}
+    assert said == {360: "0.1 hours", 86400 * 2.5: "2.5 days"}
