@@ -103,6 +103,6 @@ def test_ten_minutes(shell, tmp_path):
     assert "my_reward.py:score" in page and page.count("<svg") > 10
 
 
-def test_a_short_run_is_planned_in_hours():
+def test_a_short_run_is_planned_in_minutes():
     said = {s: report.FILTERS["long"](s) for s in (360, 86400 * 2.5)}
-    assert said == {360: "0.1 hours", 86400 * 2.5: "2.5 days"}
+    assert said == {360: "6.0 min", 86400 * 2.5: "2.5 days"}
