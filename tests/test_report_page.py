@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dapo_jax.lab import report
+from dapo_jax.lab import compare, report
 
 HOSTILE = '</td></svg><script>alert(1)</script><img src="http://x" onerror=alert(1)>'
 ROW = {
@@ -45,11 +45,11 @@ def test_the_page_is_whole_and_fetches_nothing(run, tmp_path, capsys):
     found.feed(text)
     assert {"svg", "table", "details"} <= set(found.tags) and not found.fetched
     assert not {"script", "img", "iframe", "link", "b>"} & set(found.tags)
-    titles = [title for title, _ in report.figures([str(workdir)])]
-    assert titles[:3] == ["Scores", "Dynamics", "What Dynamic Sampling finds"]
-    assert found.tags.count("svg") == len(titles) and "alert(1)" in text
+    drawn = report.curves(compare.read([str(workdir), str(run)]))
+    assert [*drawn][:3] == ["Scores", "Dynamics", "What Dynamic Sampling finds"]
+    assert found.tags.count("svg") == sum(map(len, drawn.values())) and "alert(1)" in text
     for said in (
-        "step 2: &lt;/td&gt;",
+        "2 times from step 1 to 2, last: &lt;/td&gt;",
         "eval.max_problems",
         "&#39;integer&#39;",
         "reward.verifier",

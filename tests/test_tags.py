@@ -66,6 +66,8 @@ def test_tensorboard_holds_every_tag_with_its_definition(everything):
     points, described, wanted = {}, {}, set()
     for event in events(everything):
         for v in event.summary.value:
+            if v.tag == "custom_scalars__config__":  # test_layout.py
+                continue
             points[event.step, v.tag] = v
             described.setdefault(v.tag, v.metadata.summary_description)
             assert event.wall_time == times[event.step]

@@ -67,8 +67,11 @@ def read(paths: Sequence[str], pool_seeds: bool = False) -> list[Column]:
 
 
 def names(paths: Sequence[str]) -> list[str]:
-    """Each path from the folder that all have in common."""
+    """Each path from the folder that all have in common, without a last part that all have, such
+    as the seed of a sweep."""
     whole = list(map(os.path.abspath, paths))
+    while len(whole) > 1 and len({*map(os.path.basename, whole)}) == 1:
+        whole = list(map(os.path.dirname, whole))
     folder = os.path.commonpath(list(map(os.path.dirname, whole)))
     return [os.path.relpath(path, folder) for path in whole]
 

@@ -321,6 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cap", type=int, default=0, help="another longest response, in TOKENS")
     parser.add_argument("--objective", default="", help="another loss, as config.loss.objective")
     parser.add_argument("--json", default="", help="write everything here")
+    parser.add_argument("--page", default="", help="write it here, as HTML for a browser")
     a = parser.parse_args(argv)
     try:
         return _run(a)
@@ -357,6 +358,8 @@ def _run(a: argparse.Namespace) -> int:
         )
     if a.json:
         files.write_json(pathlib.Path(a.json), found)
+    if a.page:
+        files.write(pathlib.Path(a.page), explanation.file(found))
     print(prompts.visible(explanation.text(found, a.token)))
     return int(bool(found["record"]["differences"]))
 

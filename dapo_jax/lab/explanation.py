@@ -161,6 +161,12 @@ def page(out: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def file(out: Mapping[str, Any]) -> str:
+    """An explanation as an HTML file of its own: the page, and below it what the terminal says."""
+    words = browse.html("words", text(out))
+    return browse.html("file", f"{out['run']}, step {out['step']}", [page(out), words])
+
+
 def listed(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The problems in the record of a step."""
     out = [["position", "problem", "tokens", "reward", "response"]]

@@ -1,73 +1,128 @@
-"""A run as one HTML file that opens without a server: curves, samples, alarms, cost, config.
+"""A run as one HTML file that opens without a server: scores, curves, alarms, cost, samples.
 
-    python -m dapo_jax.lab report RUN [OTHER ...] [--out=report.html]
+    python -m dapo_jax.lab report RUN [OTHER ...] [--out=report.html] [--pictures=DIR]
 
 RUN is a workdir, on a disk or in a bucket. Other runs, or logs of other systems that `compare`
-reads, are drawn beside it and stand in the table; samples, alarms and cost are RUN's. Nothing in
-the file is fetched from anywhere: curves are inline SVG, there is no script.
+reads, are drawn beside it, and their configs stand beside its own; samples, alarms and cost are
+RUN's. Nothing in the file is fetched from anywhere: curves are inline SVG, there is no script.
+--pictures writes the curves for a paper too (pictures.py), each as .pdf and .png.
 """
 
 import argparse
+import datetime
 import io
 import pathlib
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import matplotlib
-from matplotlib.figure import Figure
 
 from dapo_jax.config import cli, schema
 from dapo_jax.data import files
-from dapo_jax.lab import compare
-from dapo_jax.lab.dynamics import browse, logs, plots
+from dapo_jax.lab import compare, pictures
+from dapo_jax.lab.dynamics import browse, logs
+from dapo_jax.lab.experiments import ink
 from dapo_jax.log import goodput
 
-PANELS = {
-    "What Dynamic Sampling finds": plots.SAMPLING, "Length and truncation": plots.TRUNCATION,
-    "Clipping": plots.CLIPPING, "Where time goes": plots.TIME,
-}  # fmt: skip
+MOST = 12  # lines of alarms that stand open
 
 
-def svg(figure: Figure) -> str:
+def svg(picture: pictures.Picture) -> str:
     """A figure as an element of a page."""
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": str(id(figure))}):  # ids of figures differ
-        figure.savefig(out, format="svg", metadata={"Date": None})
+    salt = {"svg.hashsalt": str(id(picture.figure))}  # ids of figures differ
+    with matplotlib.rc_context(pictures.STYLE | salt):
+        picture.figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue().partition("<svg")[2].join(["<svg", ""])
 
 
-def figures(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(title, SVG) of the curves of all runs, those that one of them has logged."""
-    runs = logs.compare(paths)
-    logged = {tag for run in runs for tag in run.series}
-    if any(tag.endswith("/avg@k") for tag in logged):
-        yield "Scores", svg(plots.headline(runs))
-    yield "Dynamics", svg(plots.dynamics(runs))
-    for title, panels in PANELS.items():
-        if any(logged.intersection(p.lines) for p in panels):
-            yield title, svg(plots.lines(runs, panels))
+def curves(columns: Sequence[compare.Column]) -> dict[str, list[tuple[str, str]]]:
+    """Section -> (title, SVG) of its panels."""
+    out: dict[str, list[tuple[str, str]]] = {}
+    for picture in pictures.pictures(columns):
+        out.setdefault(picture.section, []).append((picture.title, svg(picture)))
+    return out
 
 
-def settings(path: str) -> list[tuple[str, str, str]]:
-    """(field, value of the run, default) of each field that has another value than its default."""
-    fields = schema.leaves(logs.config_of(path) or schema.base())
+def settings(columns: Sequence[compare.Column]) -> list[tuple[bool, list[str]]]:
+    """(whether the columns differ, field, value in each column, default) of each field that has
+    another value than its default in one of them; '-' in a log without a config."""
     usual = {name: about.default for name, about in schema.SCHEMA.items()}
-    return [(n, repr(x), repr(usual[n])) for n, x in fields.items() if x != usual[n]]
+    rows = []
+    for name, default in usual.items():
+        known = [c.fields[name] for c in columns if c.fields]
+        if any(x != default for x in known):
+            cells = [repr(c.fields[name]) if c.fields else "-" for c in columns]
+            rows.append((len(set(map(repr, known))) > 1, [name, *cells, repr(default)]))
+    return sorted(rows, key=lambda row: not row[0])
 
 
-def page(paths: Sequence[str], samples: int = 12) -> str:
+def alarms(path: str) -> list[tuple[str, str]]:
+    """(steps, words) of the alarms of a workdir; those that differ in numbers alone are one."""
+    kinds: dict[str, list[tuple[int, str]]] = {}
+    for step, words in logs.alarms(path):
+        kinds.setdefault(re.sub(r"[\d.]+", "#", words), []).append((step, words))
+    steps = lambda rows: (
+        f"step {rows[0][0]}"
+        if len(rows) == 1
+        else f"{len(rows)} times from step {rows[0][0]} to {rows[-1][0]}, last"
+    )
+    return [(steps(rows), rows[-1][1]) for rows in kinds.values()]
+
+
+def scores(columns: Sequence[compare.Column]) -> list[list[str]]:
+    """Evaluation set, and for each column its first, best and last avg@k; a mean over seeds."""
+    rows = []
+    for tag in compare.scores(columns):
+        cells = [tag.removeprefix("eval/").removesuffix("/avg@k")]
+        for c in columns:
+            found = [values for r in c.runs if len(values := compare.curve(r, tag, "step")[1])]
+            ends = [[v[0] for v in found], [v.max() for v in found], [v[-1] for v in found]]
+            cells += [f"{compare.stats.interval(x)}" if x else "-" for x in ends]
+        rows.append(cells)
+    return rows
+
+
+def facts(column: compare.Column) -> list[tuple[str, str]]:
+    """(what, how much) of the first run of a column, to be read at a glance."""
+    run = column.runs[0]
+    found = compare.facts(run, logs.last_step(run))
+    shown = (*compare.TAKEN, ("length, tokens", "length", ".1f"))
+    shown += (("training accuracy", "training_accuracy", ".3f"),)
+    return [(what, format(x, form)) for what, key, form in shown if (x := found[key]) == x]
+
+
+def about(column: compare.Column) -> str:
+    """One line: model, data, loss and the day of the last record."""
+    c, (_, walls) = column.fields or {}, column.runs[0].series.get("time/wall", ((), ()))
+    words = [c.get("model.path") or "a model of its own"] if c else ["a log without a config"]
+    words += [f"trained on {c['data.train'] or 'the embedded task'}"] if c else []
+    words += [f"loss {c['loss.objective']}"] if c else []
+    if len(walls):
+        day = datetime.datetime.fromtimestamp(walls[-1], datetime.UTC)
+        words += [f"last record {day:%Y-%m-%d %H:%M} UTC"]
+    return ", ".join(words)
+
+
+def page(paths: Sequence[str], samples: int = 12, pool_seeds: bool = False) -> str:
     """The file's content; samples: of how many problems of the first run. ValueError: a path holds
     no run."""
-    first, columns = paths[0], compare.read(paths)
+    first, columns = paths[0], compare.read(paths, pool_seeds)
     there = logs.attempt(first, (logs.place(first) / "rollouts").is_dir)
     shown = browse.choose(browse.read(first), samples) if there else []
     ledger = goodput.read(logs.place(first) / "events.jsonl")
-    sections = {"curves": list(figures(paths)), "alarms": logs.alarms(first)}
-    return browse.html(
-        "report", first, compare.table(compare.summary(columns), 120), sections,
-        goodput.summary(ledger) if ledger.steps else "", settings(first),
-        browse.page(shown) if shown else "",
-    )  # fmt: skip
+    parts = [(goodput.LOST.get(what.rpartition("/")[2], "steps that count"), share)
+             for what, share in ledger.shares().items() if share >= 0.0005]  # fmt: skip
+    found = {
+        "run": first, "about": about(columns[0]), "facts": facts(columns[0]),
+        "columns": [c.name for c in columns], "colors": ink.COLORS, "scores": scores(columns),
+        "table": compare.table(compare.summary(columns), 120), "alarms": alarms(first),
+        "most": MOST, "curves": curves(columns), "settings": settings(columns),
+        "cost": goodput.summary(ledger).strip() if ledger.steps else "", "parts": parts,
+        "samples": browse.page(shown) if shown else "",
+    }  # fmt: skip
+    return browse.html("report", found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,9 +133,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", nargs="+", help="workdir, local or gs://, then other runs or logs")
     parser.add_argument("--out", default="report.html", help="the file that is written")
     parser.add_argument("--samples", type=int, default=12, help="problems whose samples are shown")
+    parser.add_argument("--pictures", default="", metavar="DIR", help="write each curve there too")
+    parser.add_argument("--pool_seeds", action="store_true", help="seeds of a config: one curve")
     a = parser.parse_args(argv)
     try:
-        files.write(pathlib.Path(a.out), page(a.run, a.samples))
+        files.write(pathlib.Path(a.out), page(a.run, a.samples, a.pool_seeds))
+        if a.pictures:
+            written = pictures.write(compare.read(a.run, a.pool_seeds), pathlib.Path(a.pictures))
+            print(f"{a.pictures}: {len(written)} files, 3.3 inches wide: .pdf, and .png at 300 dpi")
     except (ValueError, OSError) as error:
         return cli.fail(str(error) or type(error).__name__)
     print(f"{a.out}: open it in a browser")

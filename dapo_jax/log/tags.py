@@ -34,8 +34,8 @@ def _rows(text: str) -> Iterator[list[str]]:
             yield [name.strip(" `"), *(cell.strip().replace("\\|", "|") for cell in cells)]
 
 
-_FILES = (pathlib.Path(__file__).with_name("tags.md"), choose.TAGS)
-_TABLES = [row for file in _FILES for row in _rows(file.read_text(encoding="utf-8"))]
+FILES = (pathlib.Path(__file__).with_name("tags.md"), choose.TAGS)
+_TABLES = [row for file in FILES for row in _rows(file.read_text(encoding="utf-8"))]
 WHEN = {name: cells[0] for name, *cells in _TABLES if len(cells) == 1}
 TAGS = {name: Tag(*cells) for name, *cells in _TABLES if len(cells) > 1}
 

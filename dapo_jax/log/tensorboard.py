@@ -1,6 +1,6 @@
 """TensorBoard's event file, from records of metrics.jsonl and rows of rollouts/.
 
-Each card has the description of its tag (log/tags.md).
+Each card has the description of its tag (log/tags.md); "Custom Scalars" has them in panels.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from dapo_jax.log import tags
+from dapo_jax.log import layout, tags
 
 TEXTS = 20  # steps whose samples a new file begins with; TensorBoard shows ten
 _SHOWN = 2000  # characters of a response on a card
@@ -28,6 +28,7 @@ class Board:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         self._longest, self._described = config.rollout.max_response_tokens, set()
+        self._laid_out = False
         self._wall: dict[int, float] = {}  # step -> when it was recorded, seconds since 1970
         self._writer = EventsWriter(str(folder / "events"))
 
@@ -37,6 +38,9 @@ class Board:
             self._wall[record["step"]] = wall
         points = [p for tag, value in record.items() if (p := self._point(tag, value))]
         self._write(record["step"], points)
+        if record["step"] > 0 and not self._laid_out:  # TensorBoard reads the first layout alone
+            self._laid_out = True
+            self._write(record["step"], layout.summary_of(self._described).value)
 
     def samples(self, step: int, rows: Iterable[dict]) -> None:
         if text := "\n\n---\n\n".join(map(_card, rows)):

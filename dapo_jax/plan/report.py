@@ -29,6 +29,7 @@ FILTERS = {
     "gb": lambda n, digits: f"{n / GB:,.{digits}f}",
     "number": lambda x: f"{x:,.0f}" if abs(x) >= 10 else f"{x:.2g}",
     "clock": lambda s: f"{s:,.1f} s" if s < 100 else f"{s / 60:.1f} min",
+    "long": lambda s: f"{s / 86400:.1f} days" if s >= 86400 else f"{s / 60:,.1f} min",
 }
 
 

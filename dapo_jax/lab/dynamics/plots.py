@@ -62,6 +62,7 @@ def lines(
     logged = {tag for run in runs for tag in run.series}
     panels = [p for p in panels if rows > 1 or logged.intersection(p.lines)] or panels[:1]
     figure, axes = ink.panels(rows, -(-len(panels) // rows))
+    told: set[str] = set()
     for ax, panel in zip(axes, panels, strict=False):
         for run, color in zip(runs, itertools.cycle(ink.COLORS), strict=False):
             for i, (tag, what) in enumerate(panel.lines.items()):
@@ -71,7 +72,9 @@ def lines(
                     name = ", ".join(filter(None, (run.name, what))) + (f" ({of})" if of else "")
                     dash = ink.DASHES[i % len(ink.DASHES)]
                     _line(ax, run, shown, name, color, dash, x, window)
-        finish(ax, panel.title, panel.label, x)
+        names = {*ax.get_legend_handles_labels()[1]}
+        finish(ax, panel.title, panel.label, x, legend=not names <= told)  # each name once
+        told |= names
     return figure
 
 
@@ -104,12 +107,17 @@ def headline(runs: Sequence[Run], x: str = "updates") -> Figure:
         panels.append(Panel(f"{name}, top-p {top_p or 1}", label, scores))
     figure = lines(runs, panels, x)
     for ax, (name, _) in zip(figure.axes, shown.values(), strict=True):
-        for score, who in PAPER.items() if _AIME24.search(name) else ():
-            ax.axhline(score, color="gray", lw=1, ls=(0, (1, 3)))
-            side = "top" if score == 0.47 else "bottom"  # clear of the line above it
-            at = ax.get_yaxis_transform()
-            ax.text(1.01, score, f"{who}: {score:.0%}", fontsize=7, va=side, transform=at)
+        paper_scores(ax, name)
     return figure
+
+
+def paper_scores(ax: Axes, name: str) -> None:
+    """The paper's scores as lines, where an evaluation set is AIME 2024 by its name."""
+    for score, who in PAPER.items() if _AIME24.search(name) else ():
+        ax.axhline(score, color="gray", lw=1, ls=(0, (1, 3)))
+        side = "top" if score == 0.47 else "bottom"  # clear of the line above it
+        at = ax.get_yaxis_transform()
+        ax.text(1.01, score, f"{who}: {score:.0%}", fontsize=7, va=side, transform=at)
 
 
 def generalization(runs: Sequence[Run], x: str = "step", window: int = 5) -> Figure:
@@ -279,7 +287,7 @@ def finish(ax: Axes, title: str, label: str, x: str, legend: bool = True) -> Non
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     else:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if not ax.get_legend_handles_labels()[0]:
+    if not ax.has_data():
         ax.text(0.5, 0.5, "not logged", ha="center", transform=ax.transAxes, color="gray")
     elif legend:
         ax.legend(fontsize=7.5, framealpha=0.7)

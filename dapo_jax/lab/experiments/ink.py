@@ -22,7 +22,7 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its panels in reading order. width, height: inches per panel; ratios: relative
     widths of the columns."""
-    figure = Figure((width * columns, height * rows), dpi=100, layout="constrained")
+    figure = Figure((width * columns, height * rows), dpi=150, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, width_ratios=ratios).ravel()
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
