@@ -162,25 +162,19 @@ def moves_too_far(e: Evidence) -> Finding | None:
     if e.learns and not e.fell:
         return None
     low, high = e.curve("policy/clip_low_frac"), e.curve("policy/clip_high_frac")
-    both = e.curve("policy/clip_frac")
+    clipped, by = e.curve("policy/clip_frac"), "policy/clip_frac"  # verl's, both bounds together
     if len(low.values) and len(low.values) == len(high.values):
-        both = Curve(low.steps, low.values + high.values)
+        clipped, by = Curve(low.steps, low.values + high.values), "policy/clip_low_frac + high"
     kl = e.curve("policy/approx_kl")
-    size = Curve(kl.steps, np.abs(kl.values))
+    moved = kl._replace(values=np.abs(kl.values))
     for tag, c, bound, what in (
-        (
-            "policy/clip_low_frac + policy/clip_high_frac",
-            both,
-            0.1,
-            "share of trained tokens clipped",
-        ),
-        ("policy/approx_kl", size, 0.05, "nats a token that a step's updates move the policy"),
+        (by, clipped, 0.1, "share of trained tokens clipped"),
+        ("policy/approx_kl", moved, 0.05, "nats a token that a step's updates move the policy"),
     ):
-        if len(c.values) and np.quantile(c.values, 0.75) > bound:
+        often = float(np.quantile(c.values, 0.75)) if len(c.values) else 0.0
+        if often > bound:
             why = f"{what}, in a quarter of all steps; {e.score_tag} does not rise to its end"
-            return Finding(
-                tag, c.since(c.values > bound), float(np.quantile(c.values, 0.75)), bound, why
-            )
+            return Finding(tag, c.since(c.values > bound), often, bound, why)
     return None
 
 

@@ -108,9 +108,9 @@ class Evidence(NamedTuple):
         return {t: c for t in tags if len((c := self.curve(t)).steps) > 1}
 
     def rows(self, late: bool) -> list[Sample]:
-        """Samples of the last steps, or of the first, as many steps as a mean is of."""
+        """Samples of the last steps, or of the first: of as many as a mean is of, at least 3."""
         steps = sorted({s.step for s in self.samples})
-        n = Curve(np.array(steps), np.zeros(0)).window
+        n = max(Curve(np.array(steps), np.zeros(0)).window, 3)
         of = set(steps[-n:] if late else steps[:n])
         return [s for s in self.samples if s.step in of]
 
