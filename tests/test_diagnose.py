@@ -8,7 +8,7 @@ import pytest
 from dapo_jax import config
 from dapo_jax.lab import causes, diagnose
 from dapo_jax.lab.dynamics.browse import Sample
-from dapo_jax.lab.evidence import Curve, Evidence, states
+from dapo_jax.lab.evidence import Answer, Curve, Evidence, states
 
 N = 20
 UP = np.linspace(0.2, 0.8, N)
@@ -225,7 +225,7 @@ def test_curve():
     ],
 )  # fmt: skip
 def test_the_gold_answer_as_a_person_reads_it(response, answer, is_it):
-    assert states(sample(1, response, answer)) is is_it
+    assert states(Answer(1, answer, response, None)) is is_it
 
 
 def write(folder, e: Evidence) -> str:

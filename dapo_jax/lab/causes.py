@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax.lab.evidence import LEARNED, RISE, Curve, Evidence, rewarded, share, states
+from dapo_jax.lab.evidence import LEARNED, RISE, Curve, Evidence, share, states
 
 
 class Finding(NamedTuple):
@@ -102,28 +102,32 @@ def other_verifier(e: Evidence) -> Finding | None:
 
 def gold_marked_wrong(e: Evidence) -> Finding | None:
     """Responses whose last word is the gold answer are wrong by the reward."""
-    wrong = [s for s in e.samples if s.correct is False and not s.truncated]
-    value = share([states(s) for s in wrong], 8)
-    if not value > 0.15:
+    wrong = e.judged(right=False)
+    last = wrong[-1].step if wrong else 0
+    of = [[states(a) for a in wrong], [states(a) for a in wrong if a.step == last]]
+    value = max((x for part in of if (x := share(part, 8)) == x), default=0.0)
+    if value <= 0.15:
         return None
-    step = next(s.step for s in wrong if states(s))
-    why = f"of {len(wrong)} samples that are wrong by the reward, the share that end in their gold"
-    why += " answer"
+    step = next(a.step for a in wrong if states(a))
+    why = "of the answers that are wrong by the reward, in rollouts/ and eval/, all or the last"
+    why += " step's, the share that are the gold answer"
     return Finding("samples: wrong, and the gold answer", step, value, 0.15, why)
 
 
 def evaluation_ahead(e: Evidence) -> Finding | None:
-    """Before anything is learned, held-out problems are solved and training problems are not."""
+    """Held-out problems are solved and training problems are not, and stay so."""
     c = e.score
-    for tag, of in e.evaluations.items():
-        before = float(of.values[0])
-        bound = 3 * c.start + 0.02
-        if of.steps[0] <= 1 and before > bound and not e.learns:
-            why = "the first evaluation is over 3 times the training accuracy of the first steps:"
-            why += (
-                f" {c.start:.3g}, which does not rise; gold answers of the training set are wrong"
-            )
-            return Finding(tag, int(of.steps[0]), before, bound, why)
+    for tag, held in e.evaluations.items():
+        for value, train, of in (
+            (float(held.values[0]), c.start, "first evaluation"),
+            (float(held.values.mean()), max(c.start, c.median), "mean of the evaluations"),
+        ):
+            if value > (bound := 2 * train + 0.03) and not e.learns:
+                why = (
+                    f"{of}; training accuracy is {train:.3g} there and does not rise: gold answers"
+                )
+                why += " of the training set are wrong, or its problems are far harder"
+                return Finding(tag, int(held.steps[0]), value, bound, why)
     return None
 
 
@@ -190,14 +194,24 @@ def runs_away(e: Evidence) -> Finding | None:
 
 
 def limit_too_short(e: Evidence) -> Finding | None:
-    """From start to end the limit cuts responses off before they have answered."""
-    c = e.curve("response/truncated_frac")
-    if not (c.start > 0.4 and c.late > 0.4):
+    """From the start the limit cuts many responses off: to the end, or until they are too short to
+    be right."""
+    c, length = e.curve("response/truncated_frac"), e.curve("response/length_mean")
+    little = e.score.late - e.score.start < 3 * RISE * e.scale
+    stays = c.late > 0.4 and (c.start > 0.4 or (c.start > 0.15 and little))
+    squeezed = c.start > 0.15 and little and length.late < 0.9 * length.start
+    if not (stays or squeezed):
         return None
     limit = e.config.get("rollout.max_response_tokens")
-    of = f" of rollout.max_response_tokens = {limit}" if limit else ""
-    why = f"share of responses that the limit{of} cuts off, from the start on"
-    return Finding("response/truncated_frac", int(c.steps[0]), c.start, 0.4, why)
+    why = "share of responses that the limit cuts off"
+    why += f" (rollout.max_response_tokens = {limit})" if limit else ""
+    if not stays:
+        why += (
+            f"; they shrink from {length.start:.3g} to {length.late:.3g} tokens and get no better"
+        )
+    return Finding(
+        "response/truncated_frac", int(c.steps[0]), c.start, 0.15 if little else 0.4, why
+    )
 
 
 def _right_rises(e: Evidence) -> bool:
@@ -209,15 +223,15 @@ def _right_rises(e: Evidence) -> bool:
 
 
 def pays_for_wrong(e: Evidence) -> Finding | None:
-    """The score rises, and rewarded responses do not end in the gold answer."""
+    """The score rises, and what the reward pays for is not the gold answer."""
     if not e.score.gained(e.scale):
         return None
-    late, first = (rewarded(e.rows(late=x)) for x in (True, False))
-    told, before = (share([states(s) for s in of], 6) for of in (late, first))
+    late, first = e.paid(late=True), e.paid(late=False)
+    told, before = (share([states(a) for a in of], 6) for of in (late, first))
     if not told < 0.7 or told > before + 0.1:
         return None
     was = "" if math.isnan(before) else f", {before:.0%} at the start"
-    why = f"of {len(late)} late samples that the reward pays for, the share that end in the gold"
+    why = f"of {len(late)} late answers that the reward pays for, the share that are the gold"
     why += f" answer{was}, while {e.score_tag} rose from {e.score.start:.2f} to {e.score.late:.2f}"
     return Finding("samples: rewarded, and the gold answer", late[0].step, told, 0.7, why)
 
@@ -239,9 +253,10 @@ def pays_for_form(e: Evidence) -> Finding | None:
 def evaluation_stands(e: Evidence) -> Finding | None:
     """The score rises on training problems that are mostly new, and no evaluation does."""
     epochs = e.curve("data/epochs")
-    if not e.evaluations or not e.score.gained(2 * e.scale) or epochs.late > 3:
+    several = {t: c for t, c in e.evaluations.items() if len(c.values) > 1}
+    if not several or not e.score.gained(2 * e.scale) or epochs.late > 3:
         return None
-    rises = {t: float(c.values[1:].max() - c.values[0]) for t, c in e.evaluations.items()}
+    rises = {t: float(c.values[1:].max() - c.values[0]) for t, c in several.items()}
     tag = max(rises, key=rises.__getitem__)
     c, bound = e.evaluations[tag], 0.25 * (e.score.late - e.score.start) / e.scale
     if not c.values[-1] - c.values[0] < min(bound, RISE):
@@ -268,7 +283,7 @@ def by_heart(e: Evidence) -> Finding | None:
     for tag, c in e.evaluations.items():
         rose = float(c.values.max() - c.values[0])
         back = float(c.values.max() - c.values[-1])
-        if rose < 0.25 * (e.score.late - e.score.start) or back > 2 * RISE:
+        if len(c.values) > 1 and (rose < 0.25 * (e.score.late - e.score.start) or back > 2 * RISE):
             why = f"training accuracy rises from {e.score.start:.2f} to {e.score.late:.2f} in"
             why += f" {epochs.late:.1f} passes; this has {c.values.max():.2f} at best"
             best = float(c.values[0]) + 0.25 * (e.score.late - e.score.start)
@@ -319,7 +334,7 @@ def starts_collapsed(e: Evidence) -> Finding | None:
 def no_signal(e: Evidence) -> Finding | None:
     """Nearly all groups are all wrong or all right, from the start on."""
     c = e.curve("sampling/accept_frac")
-    if not (c.median < 0.12 and c.start < 0.2) or (e.learns and e.score.late < LEARNED):
+    if not (c.median < 0.12 and c.start < 0.2) or (e.learns and e.score.start < LEARNED):
         return None
     wrong, right = (e.curve(f"sampling/all_{x}_frac").median for x in ("wrong", "correct"))
     why = "share of groups that teach"
@@ -362,21 +377,21 @@ class Rule(NamedTuple):
 
 SCORE = "reward/accuracy|reward/score|reward/mean"
 RULES = (
+    Rule("verifier", reward_fails, 1, "reward/missed_frac"),
     Rule("apart", log_probs_apart, 2, "policy/sampler_trainer_logprob_gap config"),
     Rule("apart", weights_apart, 2, "policy/importance_mean config"),
     Rule("template", never_stops, 2, "response/truncated_frac"),
     Rule("template", no_answer_found, 2, "sampling/parse_fail_frac response/truncated_frac"),
-    Rule("verifier", reward_fails, 1, "reward/missed_frac"),
     Rule("verifier", other_verifier, 2, "sampling/shadow_gain"),
     Rule("verifier", gold_marked_wrong, 1, "samples"),
-    Rule("verifier", evaluation_ahead, 4, "reward/accuracy eval/"),
+    Rule("verifier", evaluation_ahead, 3, "reward/accuracy eval/"),
     Rule("staleness", too_old, 3, "policy/importance_ess|policy/importance_capped_frac config"),
     Rule("lr high", not_finite, 2, "optim/skipped"),
     Rule("lr high", moves_too_far, 4, "policy/clip_low_frac|policy/clip_frac|policy/approx_kl"),
-    Rule("length", runs_away, 4, "response/length_mean response/truncated_frac"),
-    Rule("length", limit_too_short, 2, "response/truncated_frac"),
-    Rule("hacked", pays_for_wrong, 4, f"samples {SCORE}"),
     Rule("hacked", pays_for_form, 4, "reward_part/"),
+    Rule("length", runs_away, 4, "response/length_mean response/truncated_frac"),
+    Rule("length", limit_too_short, 2, "response/truncated_frac response/length_mean"),
+    Rule("hacked", pays_for_wrong, 4, f"samples {SCORE}"),
     Rule("hacked", evaluation_stands, 6, f"eval/ {SCORE}"),
     Rule("data", all_learned, 3, "data/epochs sampling/all_correct_frac"),
     Rule("data", by_heart, 6, "data/epochs eval/ reward/accuracy"),

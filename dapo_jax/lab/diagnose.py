@@ -24,7 +24,7 @@ from dapo_jax.data import files, prompts
 from dapo_jax.lab import causes
 from dapo_jax.lab.causes import Finding
 from dapo_jax.lab.dynamics import browse, logs
-from dapo_jax.lab.evidence import Evidence
+from dapo_jax.lab.evidence import Answer, Evidence
 
 NOTHING, FOUND, UNTOLD = 0, 2, 3  # exit status
 STEPS_OF_SAMPLES = 40  # of rollouts/ that are read, at most: the first and the last
@@ -127,11 +127,33 @@ def read(path: str) -> Evidence:
     """What a run has left. ValueError, of one line: it is no run."""
     run, config = logs.read(path), logs.config_of(path)
     samples: list[browse.Sample] = []
-    there = logs.place(path) / "rollouts"
-    if logs.attempt(path, there.is_dir):
+    if logs.attempt(path, (logs.place(path) / "rollouts").is_dir):
         steps, half = browse.steps(path), STEPS_OF_SAMPLES // 2
         samples = browse.read(path, {*steps[:half], *steps[-half:]})
-    return Evidence(run.series, {} if config is None else schema.leaves(config), samples)
+    fields = {} if config is None else schema.leaves(config)
+    return Evidence(run.series, fields, samples, evaluated(path))
+
+
+def evaluated(path: str) -> list[Answer]:
+    """The answers of the first and the last evaluation that the limit did not cut off. Rows of
+    another form are left out."""
+    folder, out = logs.place(path) / "eval", []
+    if not logs.attempt(path, folder.is_dir):
+        return []
+    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", f.name), f) for f in folder.iterdir())
+    found = sorted((int(match[1]), file) for match, file in named if match)
+    for step, file in {step: file for step, file in (*found[:1], *found[-1:])}.items():
+        for row in map(logs.json_object, logs.text_of(file, path).split("\n")):
+            row = row or {}
+            columns = [row.get(k) for k in ("extracted", "correct", "truncated")]
+            if not isinstance(row.get("gold"), str) or not all(
+                isinstance(x, list) for x in columns
+            ):
+                continue
+            for said, right, cut in zip(*columns, strict=False):
+                if isinstance(said, str) and isinstance(right, bool) and not cut:
+                    out.append(Answer(step, row["gold"], said, right))
+    return out
 
 
 def diagnose(e: Evidence) -> Diagnosis:

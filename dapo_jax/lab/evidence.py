@@ -57,12 +57,24 @@ class Curve(NamedTuple):
         return int(self.steps[there[0]]) if len(there) else int(self.steps[-1])
 
 
+class Answer(NamedTuple):
+    """What a response of training or evaluation says, and what became of it. right: by the reward;
+    None: it gives a score alone."""
+
+    step: int
+    gold: str
+    said: str  # what the reward read, or the response
+    right: bool | None
+
+
 class Evidence(NamedTuple):
-    """What a run has left. config: field -> value, empty for a log without one."""
+    """What a run has left. config: field -> value, empty for a log without one. samples: of
+    rollouts/; evaluated: of eval/, those that the limit did not cut off."""
 
     series: Mapping[str, Series]
     config: Mapping[str, Any]
     samples: Sequence[Sample] = ()
+    evaluated: Sequence[Answer] = ()
 
     def curve(self, tag: str) -> Curve:
         steps, values = self.series.get(tag, (np.zeros(0, int), np.zeros(0)))
@@ -103,9 +115,9 @@ class Evidence(NamedTuple):
 
     @property
     def evaluations(self) -> dict[str, Curve]:
-        """avg@k of the sets, at top_p 1, that were evaluated twice or more."""
+        """avg@k of the evaluation sets, at top_p 1."""
         tags = [t for t in self.series if re.fullmatch(r"eval/((?!_top_p).)+/avg@k", t)]
-        return {t: c for t in tags if len((c := self.curve(t)).steps) > 1}
+        return {t: c for t in tags if len((c := self.curve(t)).steps)}
 
     def rows(self, late: bool) -> list[Sample]:
         """Samples of the last steps, or of the first: of as many as a mean is of, at least 3."""
@@ -113,6 +125,23 @@ class Evidence(NamedTuple):
         n = max(Curve(np.array(steps), np.zeros(0)).window, 3)
         of = set(steps[-n:] if late else steps[:n])
         return [s for s in self.samples if s.step in of]
+
+    def judged(self, right: bool) -> list[Answer]:
+        """Answers of the whole run, samples and evaluations, that the reward calls right or wrong
+        and that were not cut off."""
+        sampled = [answer(s) for s in self.samples if not s.truncated]
+        return [a for a in (*sampled, *self.evaluated) if a.right is right]
+
+    def paid(self, late: bool) -> list[Answer]:
+        """Answers of the last steps or the first that are right by the reward or, of a graded one,
+        among the better half of the samples."""
+        rows = self.rows(late)
+        graded = [s.reward for s in rows if s.correct is None and math.isfinite(s.reward)]
+        middle = float(np.median(graded)) if graded else math.nan
+        sampled = [s for s in rows if s.correct or (s.correct is None and s.reward >= middle)]
+        steps = [a.step for a in self.evaluated]
+        at = (max(steps) if late else min(steps)) if steps else 0
+        return [*map(answer, sampled), *(a for a in self.evaluated if a.right and a.step == at)]
 
 
 # --- The answer of a response, and the gold answer, as a person reads them ---
@@ -124,12 +153,18 @@ def numbers(text: str) -> list[float]:
     return [float(x.replace(",", "")) for x in _NUMBER.findall(text)]
 
 
-def states(sample: Sample) -> bool | None:
+def answer(s: Sample) -> Answer:
+    """A sample's. Of a response in which the reward read no number, all its text."""
+    return Answer(
+        s.step, s.answer, s.extracted if numbers(s.extracted or "") else s.response, s.correct
+    )
+
+
+def states(a: Answer) -> bool | None:
     """Whether what a response says last is its gold answer, whatever surrounds both; None: the gold
     answer has not one number in it, so that nobody can tell without its verifier."""
-    gold = numbers(sample.answer)
-    said = numbers(sample.extracted or "") or numbers(sample.response)
-    if len(gold) != 1 or len(sample.answer) > 40:
+    gold, said = numbers(a.gold), numbers(a.said)
+    if len(gold) != 1 or len(a.gold) > 40:
         return None
     return bool(said) and said[-1] == gold[0]
 
@@ -138,10 +173,3 @@ def share(found: Sequence[bool | None], fewest: int) -> float:
     """The share of True among those that can be told; NaN of fewer than `fewest`."""
     told = [x for x in found if x is not None]
     return sum(told) / len(told) if len(told) >= fewest else math.nan
-
-
-def rewarded(rows: Sequence[Sample]) -> list[Sample]:
-    """Samples that are right by the reward or, of a graded one, in the better half."""
-    graded = [s for s in rows if s.correct is None and math.isfinite(s.reward)]
-    middle = float(np.median([s.reward for s in graded])) if graded else math.nan
-    return [s for s in rows if s.correct or (s.correct is None and s.reward >= middle)]
