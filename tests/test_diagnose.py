@@ -36,8 +36,8 @@ HEALTHY = {
 
 
 def sample(step, response, answer, correct=None, **fields) -> Sample:
-    cut = fields.pop("truncated", False)
-    return Sample(step, "p", "q", response, answer, 5, cut, 0.1, correct, **fields)
+    cut, prompt = fields.pop("truncated", False), fields.pop("prompt", "q")
+    return Sample(step, "p", prompt, response, answer, 5, cut, 0.1, correct, **fields)
 
 
 def rows(right: str, wrong: str, answer: str = "9") -> list[Sample]:
@@ -73,6 +73,10 @@ CASES = {
     ),
     causes.weights_apart: (
         dict(policy__importance_mean=flat(1.3)), dict(policy__importance_mean=flat(1.04)),
+    ),
+    causes.unknown_words: (
+        dict(samples=[sample(2, "9", "9", True, prompt=" \u2047 f 3 ?")] * 3),
+        dict(samples=[sample(2, "9", "9", True, prompt="what is f?")] * 3),
     ),
     causes.never_stops: (
         dict(
@@ -228,7 +232,7 @@ def test_the_gold_answer_as_a_person_reads_it(response, answer, is_it):
     assert states(Answer(1, answer, response, None)) is is_it
 
 
-def write(folder, e: Evidence) -> str:
+def write(folder, e: Evidence, wrong_gold: bool = False) -> str:
     """Evidence as the workdir that it would be read from."""
     records: dict[int, dict] = {}
     for tag, (steps, values) in e.series.items():
@@ -239,7 +243,14 @@ def write(folder, e: Evidence) -> str:
     (folder / "metrics.jsonl").write_text("".join(lines))
     if e.config:
         (folder / "config.json").write_text(json.dumps(e.config))
-    (folder / "rollouts").mkdir()
+    for name in ("rollouts", "eval"):
+        (folder / name).mkdir()
+    rows = [{"set": "a", "gold": "12"}, {"gold": 3}, []]  # the last are none of ours
+    rows[0] |= {"extracted": ["12", None, "12"], "correct": [False, False, False]}
+    rows[0]["truncated"] = [False, False, True]
+    text = "".join(json.dumps(row) + "\n" for row in rows * 12)
+    (folder / "eval" / "step_000000.jsonl").write_text(text if wrong_gold else "")
+    (folder / "eval" / "step_000020.jsonl").write_text("no json\n")
     for s in e.samples:
         row = {k: v for k, v in s._asdict().items() if v == v and v != ()}
         with (folder / "rollouts" / f"step_{s.step:06d}.jsonl").open("a") as file:
@@ -258,6 +269,14 @@ def test_the_command(tmp_path, capsys):
     assert json.loads((tmp_path / "d.json").read_text())["first"] == "apart"
     assert diagnose.main([write(tmp_path / "b", evidence())]) == diagnose.NOTHING
     assert capsys.readouterr().out.startswith("nothing found\n")
+
+
+def test_answers_of_evaluations_count(tmp_path, capsys):
+    """Whole answers that the verifier read: one of three, as the others are none or cut off."""
+    run = write(tmp_path / "a", evidence(), wrong_gold=True)
+    assert diagnose.evaluated(run) == [Answer(0, "12", "12", False)] * 12
+    assert diagnose.main([run]) == diagnose.FOUND
+    assert "(verifier)\n  samples: wrong, and the gold answer = 0.2" in capsys.readouterr().out
 
 
 def test_what_another_system_logs(tmp_path, capsys):

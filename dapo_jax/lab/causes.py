@@ -55,6 +55,17 @@ def weights_apart(e: Evidence) -> Finding | None:
     return Finding("policy/importance_mean", c.since(off > 0.1), c.median, 1.1, why)
 
 
+def unknown_words(e: Evidence) -> Finding | None:
+    """Prompts hold what the tokenizer has no token for."""
+    bad = [bool(set("\u2047\ufffd") & set(s.prompt)) for s in e.samples]
+    value = share(bad, 1)
+    if not value > 0.2:
+        return None
+    step = e.samples[bad.index(True)].step
+    why = "share of prompts with a mark of an unknown token: the template's words, or the problem's"
+    return Finding("samples: prompts with unknown tokens", step, value, 0.2, why)
+
+
 def never_stops(e: Evidence) -> Finding | None:
     """From the first step on nearly no response ends, though it has given its answer."""
     c = e.curve("response/truncated_frac")
@@ -103,7 +114,7 @@ def other_verifier(e: Evidence) -> Finding | None:
 def gold_marked_wrong(e: Evidence) -> Finding | None:
     """Responses whose last word is the gold answer are wrong by the reward."""
     wrong = e.judged(right=False)
-    last = wrong[-1].step if wrong else 0
+    last = max((a.step for a in wrong), default=0)
     of = [[states(a) for a in wrong], [states(a) for a in wrong if a.step == last]]
     value = max((x for part in of if (x := share(part, 8)) == x), default=0.0)
     if value <= 0.15:
@@ -332,15 +343,21 @@ def starts_collapsed(e: Evidence) -> Finding | None:
 
 
 def no_signal(e: Evidence) -> Finding | None:
-    """Nearly all groups are all wrong or all right, from the start on."""
-    c = e.curve("sampling/accept_frac")
-    if not (c.median < 0.12 and c.start < 0.2) or (e.learns and e.score.start < LEARNED):
+    """Nearly all groups are all wrong or all right from the start on, or most are all wrong and the
+    others are right by luck, which the score does not rise from."""
+    c, wrong = e.curve("sampling/accept_frac"), e.curve("sampling/all_wrong_frac").median
+    if e.learns and e.score.start < LEARNED:
         return None
-    wrong, right = (e.curve(f"sampling/all_{x}_frac").median for x in ("wrong", "correct"))
-    why = "share of groups that teach"
-    if not math.isnan(wrong):
-        why += f"; {wrong:.0%} are all wrong, {right:.0%} all right"
-    return Finding("sampling/accept_frac", int(c.steps[0]), c.median, 0.12, why)
+    right = e.curve("sampling/all_correct_frac").median
+    shares = "" if math.isnan(wrong) else f"; {wrong:.0%} are all wrong, {right:.0%} all right"
+    if c.median < 0.12 and c.start < 0.2:
+        why = f"share of groups that teach{shares}"
+        return Finding("sampling/accept_frac", int(c.steps[0]), c.median, 0.12, why)
+    if wrong > 0.6 and e.score.median < 0.12:
+        why = f"share of groups that are all wrong, from start to end; {e.score_tag} stands at"
+        why += f" {e.score.median:.2f}, as much as guessing may give"
+        return Finding("sampling/all_wrong_frac", int(c.steps[0]), wrong, 0.6, why)
+    return None
 
 
 def rate_is_zero(e: Evidence) -> Finding | None:
@@ -356,8 +373,9 @@ def rate_is_zero(e: Evidence) -> Finding | None:
 
 def does_not_move(e: Evidence) -> Finding | None:
     """Updates leave every token's probability where it was, and nothing is learned."""
-    c = e.curve("policy/ratio_max")
-    if e.config.get("optim.minibatches", 1) < 2 or e.learns or not c.median < 1.05:
+    c, mixed = e.curve("policy/ratio_max"), e.curve("sampling/accept_frac")
+    several = e.config.get("optim.minibatches", 1) > 1  # after a single update the ratio still is 1
+    if not several or e.learns or mixed.median < 0.05 or not c.median < 1.05:
         return None
     why = (
         "largest ratio of a token's probabilities after and before a step's updates: 1 is no change"
@@ -380,14 +398,15 @@ RULES = (
     Rule("verifier", reward_fails, 1, "reward/missed_frac"),
     Rule("apart", log_probs_apart, 2, "policy/sampler_trainer_logprob_gap config"),
     Rule("apart", weights_apart, 2, "policy/importance_mean config"),
+    Rule("template", unknown_words, 1, "samples"),
     Rule("template", never_stops, 2, "response/truncated_frac"),
     Rule("template", no_answer_found, 2, "sampling/parse_fail_frac response/truncated_frac"),
     Rule("verifier", other_verifier, 2, "sampling/shadow_gain"),
     Rule("verifier", gold_marked_wrong, 1, "samples"),
-    Rule("verifier", evaluation_ahead, 3, "reward/accuracy eval/"),
     Rule("staleness", too_old, 3, "policy/importance_ess|policy/importance_capped_frac config"),
     Rule("lr high", not_finite, 2, "optim/skipped"),
-    Rule("lr high", moves_too_far, 4, "policy/clip_low_frac|policy/clip_frac|policy/approx_kl"),
+    Rule("lr high", moves_too_far, 2, "policy/clip_low_frac|policy/clip_frac|policy/approx_kl"),
+    Rule("verifier", evaluation_ahead, 3, "reward/accuracy eval/"),
     Rule("hacked", pays_for_form, 4, "reward_part/"),
     Rule("length", runs_away, 4, "response/length_mean response/truncated_frac"),
     Rule("length", limit_too_short, 2, "response/truncated_frac response/length_mean"),
@@ -398,7 +417,7 @@ RULES = (
     Rule("data", none_left, 2, "curriculum/left_out data/problems_seen"),
     Rule("entropy", collapses, 6, "policy/entropy|policy/batch_entropy"),
     Rule("entropy", starts_collapsed, 2, "policy/entropy sampling/accept_frac"),
-    Rule("signal", no_signal, 2, "sampling/accept_frac"),
     Rule("lr low", rate_is_zero, 3, "optim/lr policy/loss"),
     Rule("lr low", does_not_move, 6, "policy/ratio_max config"),
+    Rule("signal", no_signal, 2, "sampling/accept_frac"),
 )
