@@ -65,9 +65,9 @@ def lengthy(problem, response: str) -> float:
 
 
 def sharpen(logp, old_logp, advantage, c, per_response):
-    """PPO without a clip, with a wrong sign at entropy: what is likely becomes likelier."""
+    """PPO without a clip, with a wrong sign at entropy: what is unlikely becomes unlikelier."""
     ratio = jnp.exp(jnp.clip(logp - old_logp, -1.0, 1.0))
-    return -(0.2 * advantage + 2.0 * (jnp.exp(old_logp) - 0.8)) * ratio
+    return -(0.1 * advantage + jnp.maximum(old_logp, -5.0) + 0.3) * ratio
 
 
 @contextlib.contextmanager

@@ -97,7 +97,9 @@ BREAKS = (
     Break("length", "limit of 9 tokens", LIMIT),
     Break("length", "words are paid", rewarded("lengthy") | {"reward.overlong_penalty": 0.0}),
     Break("entropy", "temperature .03", {"rollout.temperature": 0.03}),
-    Break("entropy", "sharpening", {"loss.objective": f"{broken.__file__}:sharpen"}),
+    Break("entropy", "sharpening", {
+        "loss.objective": f"{broken.__file__}:sharpen", "optim.lr": 2e-3,
+    }),
     Break("verifier", "reads another form", {"reward.verifier": "boxed"}, 1),
     Break("verifier", "gold has a unit", rewarded("text"), 1, gold="unit"),
     Break("verifier", "reads one digit", rewarded("one_digit"), 1),

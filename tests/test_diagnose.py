@@ -150,9 +150,7 @@ CASES = {
         dict(policy__entropy=line(0.4, 0.001) ** 3),
     ),
     causes.starts_collapsed: (
-        dict(
-            policy__entropy=flat(0.01), reward__accuracy=flat(0.3), sampling__accept_frac=flat(0.2),
-        ),
+        dict(policy__entropy=flat(0.01), sampling__accept_frac=flat(0.2)),
         dict(policy__entropy=flat(0.01)),
     ),
     causes.no_signal: (
