@@ -148,7 +148,7 @@ def too_old(e: Evidence) -> Finding | None:
         return None
     age = e.curve("staleness/age_mean").late
     old = "" if math.isnan(age) else f"; trained tokens are {age:.1f} steps old in the mean"
-    ess, bound = e.curve("policy/importance_ess"), 1.4 * e.config.get("guard.ess_min", 0.5)
+    ess, bound = e.curve("policy/importance_ess"), 0.9
     if ess.median < bound and not e.learns:
         why = f"effective sample size of the importance weights, 1 of fresh responses{old}"
         return Finding(
@@ -287,18 +287,20 @@ def all_learned(e: Evidence) -> Finding | None:
 
 
 def by_heart(e: Evidence) -> Finding | None:
-    """Problems repeat, training accuracy rises, and an evaluation falls from its best or stands."""
-    epochs = e.curve("data/epochs")
+    """Problems repeat, training accuracy rises, and an evaluation has not risen with it, has come
+    to stand at less than .6 of that, or falls."""
+    epochs, gain = e.curve("data/epochs"), e.score.late - e.score.start
     if not (epochs.late > 3 and e.score.gained()):
         return None
     for tag, c in e.evaluations.items():
-        rose = float(c.values.max() - c.values[0])
-        back = float(c.values.max() - c.values[-1])
-        if len(c.values) > 1 and (rose < 0.25 * (e.score.late - e.score.start) or back > 2 * RISE):
+        n, best, last = len(c.values), float(c.values.max()), float(c.values[-1])
+        rose, stands = best - float(c.values[0]), last < float(c.values[n // 2]) + 0.02
+        part = 0.6 if n > 2 and stands else 0.25
+        if n > 1 and (rose < part * gain or best - last > 2 * RISE):
             why = f"training accuracy rises from {e.score.start:.2f} to {e.score.late:.2f} in"
-            why += f" {epochs.late:.1f} passes; this has {c.values.max():.2f} at best"
-            best = float(c.values[0]) + 0.25 * (e.score.late - e.score.start)
-            return Finding(tag, int(c.steps[-1]), float(c.values[-1]), best, why)
+            why += f" {epochs.late:.1f} passes; this began at {c.values[0]:.2f} and had {best:.2f}"
+            bound = float(c.values[0]) + part * gain
+            return Finding(tag, int(c.steps[-1]), last, bound, why)
     return None
 
 
