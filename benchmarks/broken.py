@@ -1,11 +1,10 @@
-"""Rewards, a loss and a machine with the mistakes that `benchmarks/diagnose.py` breaks runs by."""
+"""Rewards and machines with the mistakes that `benchmarks/diagnose.py` breaks runs by."""
 
 import contextlib
 import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dapo_jax import build
@@ -62,12 +61,6 @@ def brief(problem, response: str) -> float:
 def lengthy(problem, response: str) -> float:
     """Pays for words beside the answer."""
     return 0.5 * (said(response) == problem.answer) + len(response.split()) / 16
-
-
-def sharpen(logp, old_logp, advantage, c, per_response):
-    """PPO without a clip, with a wrong sign at entropy: what is unlikely becomes unlikelier."""
-    ratio = jnp.exp(jnp.clip(logp - old_logp, -1.0, 1.0))
-    return -(0.1 * advantage + jnp.maximum(old_logp, -5.0) + 0.3) * ratio
 
 
 @contextlib.contextmanager

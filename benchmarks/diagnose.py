@@ -3,7 +3,7 @@
     python -m benchmarks diagnose --full --write [--out=runs/diagnose] [--jobs=1]
 
 A run has 16 steps of 8 groups of 8 responses and 4 updates, from a base model as the quickstart's.
-Each is broken in one way (BREAKS; rewards, loss and machine of broken.py), on a task in turn. The
+Each is broken in one way (BREAKS; rewards and machine of broken.py), on a task in turn. The
 rules were made on runs with --first below 1000, whose tasks are SEEN; --full has other seeds,
 another base and the tasks NEW. With --out the same command goes on where it was cut off. A run is
 found if its first cause is the one that it was broken by; a healthy one, if nothing is.
@@ -97,8 +97,9 @@ BREAKS = (
     Break("length", "limit of 9 tokens", LIMIT),
     Break("length", "words are paid", rewarded("lengthy") | {"reward.overlong_penalty": 0.0}),
     Break("entropy", "temperature .03", {"rollout.temperature": 0.03}),
-    Break("entropy", "sharpening", {
-        "loss.objective": f"{broken.__file__}:sharpen", "optim.lr": 2e-3,
+    Break("entropy", "temperature falls", {
+        "curriculum.temperature_schedule": "linear", "curriculum.temperature_steps": 4,
+        "curriculum.temperature_end": 0.02,
     }),
     Break("verifier", "reads another form", {"reward.verifier": "boxed"}, 1),
     Break("verifier", "gold has a unit", rewarded("text"), 1, gold="unit"),

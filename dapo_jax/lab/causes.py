@@ -315,18 +315,16 @@ def none_left(e: Evidence) -> Finding | None:
 
 
 def collapses(e: Evidence) -> Finding | None:
-    """Entropy is nearly gone, and accuracy is not where that would be healthy."""
+    """Entropy is nearly gone, and the score no longer rises, or groups no longer differ within."""
     tag = next(t for t in ("policy/entropy", "policy/batch_entropy") if t in e.series)
     c, half = e.curve(tag), len(e.score.values) // 2
-    bound = 0.15 * c.start
-    second = Curve(e.score.steps[half:], e.score.values[half:])
-    rising = second.gained(e.scale) or (
-        e.score_tag == "reward/accuracy" and e.score.late >= LEARNED
-    )
-    if not c.late < bound or rising:
+    rising = Curve(e.score.steps[half:], e.score.values[half:]).gained(e.scale)
+    alike = e.curve("sampling/accept_frac").late < 0.15
+    bound = (0.05 if rising and alike else 0.15) * c.start
+    if e.learned or not c.late < bound or (rising and not alike):
         return None
-    why = f"nats a token, {c.start:.3g} at the start; bound: .15 of that, with {e.score_tag} at"
-    why += f" {e.score.late:.2f} and no longer rising"
+    why = f"nats a token, {c.start:.3g} at the start, of which the bound is a share; {e.score_tag}"
+    why += f" is {e.score.late:.2f} and " + ("groups are alike" if alike else "no longer rises")
     return Finding(tag, c.since(c.values < bound), c.late, bound, why)
 
 
@@ -334,8 +332,7 @@ def starts_collapsed(e: Evidence) -> Finding | None:
     """From the first step on responses to a problem are all but the same, and what can be learned
     so is soon learned."""
     c, mixed = e.curve("policy/entropy"), e.curve("sampling/accept_frac")
-    done = e.score_tag == "reward/accuracy" and e.score.late >= LEARNED
-    if not (c.start < 0.03 and mixed.median < 0.3) or done:
+    if not (c.start < 0.03 and mixed.median < 0.3) or e.learned:
         return None
     at = e.config.get("rollout.temperature")
     hot = f" at rollout.temperature = {at:g}" if isinstance(at, int | float) else ""

@@ -105,6 +105,14 @@ class Evidence(NamedTuple):
         return high or self.score.gained(self.scale)
 
     @property
+    def learned(self) -> bool:
+        """Whether little is left to learn: by training accuracy, and by an evaluation if there are
+        any, as training may sample otherwise."""
+        late = self.score.late if self.score_tag == "reward/accuracy" else 0.0
+        held = [c.values[-1] > 0.7 * late for c in self.evaluations.values()]
+        return late >= LEARNED and (not held or any(held))
+
+    @property
     def fell(self) -> bool:
         """Whether the score ends well below its best window."""
         c = self.score
