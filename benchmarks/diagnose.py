@@ -222,7 +222,8 @@ def made(out: pathlib.Path, job: Job, first: int) -> dict:
     error = ""
     with how.machine() if how else contextlib.nullcontext():
         try:
-            train.train(c, where)
+            if not train.train(c, where):
+                raise RuntimeError(f"{where}: cut off by SIGTERM; the same command goes on")
         except ValueError as why:  # some mistakes end a run
             error = str(why)
     found = diagnose.as_json(diagnose.diagnose(diagnose.read(str(where))))
