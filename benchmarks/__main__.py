@@ -26,6 +26,7 @@ BENCHMARKS = {
     "attention_kernel": Benchmark(("jax", "libtpu")),
     "cache_dtype": Benchmark(),
     "chaos": Benchmark(),
+    "diagnose": Benchmark(),
     "drafts": Benchmark(cores=1),
     "gpu": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),

@@ -47,6 +47,7 @@ TOPICS = {
             "pod_steps_values", "pod_staleness", "pod_preempted", "pod_lora",
         ),
     ),
+    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_runs")),
     "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),
 }  # fmt: skip
 

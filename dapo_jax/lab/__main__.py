@@ -8,6 +8,7 @@ STUDIES = {
     "sweep": ("sweep", "one config at several values and seeds, then compared"),
     "explain": ("explain", "a sample of a kept step, drawn again and taken apart"),
     "inspect": ("before", "before a run: gold answers by its reward, prompts, acceptance"),
+    "diagnose": ("diagnose", "why a run goes wrong, with the figure that shows it"),
     "report": ("report", "a run as one HTML file"),
     "ladder": ("experiments.ladder", "from naive GRPO to DAPO, one technique a rung"),
     "mechanisms": ("experiments.mechanisms", "one controlled experiment for each technique"),

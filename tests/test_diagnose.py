@@ -1,0 +1,331 @@
+"""`lab diagnose`: each rule on series made for it, both ways; the command; what is no run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dapo_jax import config
+from dapo_jax.lab import causes, diagnose
+from dapo_jax.lab.dynamics.browse import Sample
+from dapo_jax.lab.evidence import Answer, Curve, Evidence, states
+
+N = 20
+UP = np.linspace(0.2, 0.8, N)
+
+
+def flat(x: float) -> np.ndarray:
+    return np.full(N, float(x))
+
+
+def line(a: float, b: float) -> np.ndarray:
+    return np.linspace(a, b, N)
+
+
+HEALTHY = {
+    "reward/accuracy": UP, "policy/entropy": line(0.4, 0.15), "policy/loss": flat(0),
+    "policy/clip_low_frac": flat(0.01), "policy/clip_high_frac": flat(0.002),
+    "policy/approx_kl": flat(0.001), "policy/ratio_max": flat(1.5), "optim/skipped": flat(0),
+    "policy/sampler_trainer_logprob_gap": flat(2e-6), "optim/lr": flat(3e-4),
+    "response/length_mean": line(10, 13), "response/truncated_frac": flat(0.01),
+    "sampling/accept_frac": flat(0.7), "sampling/all_wrong_frac": line(0.3, 0.05),
+    "sampling/all_correct_frac": line(0, 0.25), "sampling/parse_fail_frac": flat(0.02),
+    "sampling/shadow_gain": flat(0), "data/epochs": line(0.01, 0.4),
+    "eval/heldout/avg@k": (np.array([0, 10, 20]), np.array([0.15, 0.5, 0.75])),
+}  # fmt: skip
+
+
+def sample(step, response, answer, correct=None, **fields) -> Sample:
+    cut, prompt = fields.pop("truncated", False), fields.pop("prompt", "q")
+    return Sample(step, "p", prompt, response, answer, 5, cut, 0.1, correct, **fields)
+
+
+def rows(right: str, wrong: str, answer: str = "9") -> list[Sample]:
+    """Four right and four wrong samples for each of 12 steps."""
+    made = []
+    for step in [*range(1, 13)] * 4:
+        made.append(sample(step, right, answer, True, extracted=right.split()[-1]))
+        made.append(sample(step, wrong, answer, False, extracted=wrong.split()[-1]))
+    return made
+
+
+def evidence(samples=(), fields=None, **series) -> Evidence:
+    """A healthy run with these tags (a/b written a__b) in place of its own; None: not logged."""
+    made = HEALTHY | {k.replace("__", "/"): v for k, v in series.items()}
+    at = lambda v: v if isinstance(v, tuple) else (np.arange(1, len(v) + 1), np.asarray(v, float))
+    found = {tag: at(v) for tag, v in made.items() if v is not None}
+    leaves = config.leaves(config.base()) | (fields or {})
+    return Evidence(found, leaves, list(samples) or rows("Answer: 9", "Answer: 8"))
+
+
+def evaluated(*values):
+    return np.linspace(0, N, len(values)).astype(int), np.array(values)
+
+
+EVAL = "eval/heldout/avg@k"
+STALE = {"rollout.staleness": 4}
+FALLS, SEEN = line(0.3, 0.1), {"data__problems_seen": flat(99)}
+# rule -> (what makes it fire, what nearly does)
+CASES = {
+    causes.log_probs_apart: (
+        dict(policy__sampler_trainer_logprob_gap=flat(0.4)),
+        dict(policy__sampler_trainer_logprob_gap=flat(0.4), fields=STALE),
+    ),
+    causes.weights_apart: (
+        dict(policy__importance_mean=flat(1.3)), dict(policy__importance_mean=flat(1.04)),
+    ),
+    causes.unknown_words: (
+        dict(samples=[sample(2, "9", "9", True, prompt=" \u2047 f 3 ?")] * 3),
+        dict(samples=[sample(2, "9", "9", True, prompt="what is f?")] * 3),
+    ),
+    causes.never_stops: (
+        dict(
+            response__truncated_frac=flat(1),
+            samples=[sample(1, "Answer: 9 Answer:", "9", True, extracted="9", truncated=True)] * 8,
+        ),
+        dict(
+            response__truncated_frac=flat(1),
+            samples=[sample(1, "f 4 g 6", "9", False, truncated=True)] * 8,
+        ),
+    ),
+    causes.no_answer_found: (
+        dict(sampling__parse_fail_frac=flat(0.9)), dict(sampling__parse_fail_frac=line(0.9, 0.05)),
+    ),
+    causes.reward_fails: (
+        dict(reward__missed_frac=flat(0.3)), dict(reward__missed_frac=flat(0.01)),
+    ),
+    causes.other_verifier: (
+        dict(sampling__shadow_gain=flat(0.2)), dict(sampling__shadow_gain=flat(-0.2)),
+    ),
+    causes.gold_marked_wrong: (
+        dict(samples=rows("Answer: 8", "Answer: 9", "9 apples")),
+        dict(samples=rows("Answer: 9", "Answer: 90", "9 apples")),
+    ),
+    causes.evaluation_ahead: (
+        {"reward__accuracy": flat(0.05), EVAL: evaluated(0.5, 0.5)},
+        {"reward__accuracy": line(0.05, 0.6), EVAL: evaluated(0.5, 0.5)},
+    ),
+    causes.too_old: (
+        dict(policy__importance_ess=flat(0.3), reward__accuracy=FALLS, fields=STALE),
+        dict(policy__importance_ess=flat(0.3), reward__accuracy=FALLS),
+    ),
+    causes.not_finite: (
+        dict(optim__skipped=flat(1)), dict(optim__skipped=np.eye(N)[3]),
+    ),
+    causes.moves_too_far: (
+        dict(policy__clip_low_frac=flat(0.3), reward__accuracy=FALLS),
+        dict(policy__clip_low_frac=flat(0.3)),
+    ),
+    causes.runs_away: (
+        dict(response__length_mean=line(10, 30), response__truncated_frac=line(0, 0.8)),
+        dict(response__length_mean=line(10, 30)),
+    ),
+    causes.limit_too_short: (
+        dict(response__truncated_frac=flat(0.7)), dict(response__truncated_frac=line(0.7, 0.05)),
+    ),
+    causes.pays_for_wrong: (
+        dict(samples=rows("Answer: 0", "Answer: 10")), dict(samples=rows("x = 9.", "Answer: 10")),
+    ),
+    causes.pays_for_form: (
+        dict(reward_part__form=line(0.2, 0.9), reward_part__right=line(0.3, 0.2)),
+        dict(reward_part__form=line(0.2, 0.9), reward_part__right=line(0.3, 0.6)),
+    ),
+    causes.evaluation_stands: (
+        {EVAL: evaluated(0.2, 0.2, 0.15)}, {EVAL: evaluated(0.2, 0.3, 0.5)},
+    ),
+    causes.all_learned: (
+        dict(data__epochs=line(0, 8), sampling__all_correct_frac=line(0, 1)),
+        dict(data__epochs=line(0, 0.5), sampling__all_correct_frac=line(0, 1)),
+    ),
+    causes.by_heart: (
+        {"data__epochs": line(0, 8), EVAL: evaluated(0.2, 0.25, 0.2)},
+        {"data__epochs": line(0, 8), EVAL: evaluated(0.2, 0.5, 0.7)},
+    ),
+    causes.none_left: (
+        dict(curriculum__left_out=line(0, 95), data__epochs=line(0, 4), **SEEN),
+        dict(curriculum__left_out=line(0, 50), data__epochs=line(0, 4), **SEEN),
+    ),
+    causes.collapses: (
+        dict(policy__entropy=line(0.4, 0.001) ** 3, reward__accuracy=flat(0.3)),
+        dict(policy__entropy=line(0.4, 0.001) ** 3),
+    ),
+    causes.starts_collapsed: (
+        dict(policy__entropy=flat(0.01), sampling__accept_frac=flat(0.2)),
+        dict(policy__entropy=flat(0.01)),
+    ),
+    causes.no_signal: (
+        dict(sampling__accept_frac=flat(0.02), reward__accuracy=flat(0.01)),
+        dict(sampling__accept_frac=line(0.7, 0.02)),
+    ),
+    causes.rate_is_zero: (
+        dict(optim__lr=[3e-4, *[0.0] * (N - 1)]), dict(optim__lr=line(3e-4, 0)),
+    ),
+    causes.does_not_move: (
+        dict(policy__ratio_max=flat(1.001), reward__accuracy=flat(0.3)),
+        dict(policy__ratio_max=flat(1.001)),
+    ),
+}  # fmt: skip
+
+
+def test_every_rule_has_its_two_cases():
+    assert {rule.judge for rule in causes.RULES} == CASES.keys()
+    assert {rule.cause for rule in causes.RULES} == diagnose.CAUSES.keys()
+
+
+@pytest.mark.parametrize("rule", causes.RULES, ids=lambda r: r.judge.__name__)
+def test_a_rule_fires_on_its_figure_and_not_near_it(rule):
+    fires, near = CASES[rule.judge]
+    found, e = rule.judge(evidence(**fires)), evidence(**fires)
+    assert found and not diagnose.lacks(e, rule)
+    assert 0 <= found.step <= N and np.isfinite(found.value) and found.why
+    assert rule.judge(evidence(**near)) is None and not diagnose.lacks(evidence(**near), rule)
+    first = diagnose.diagnose(e)
+    assert rule.cause in [s.cause for s in first.suspects] and first.status == diagnose.FOUND
+
+
+def test_a_healthy_run_has_no_suspect():
+    d = diagnose.diagnose(evidence())
+    assert d.suspects == [] and d.status == diagnose.NOTHING and d.learns
+    assert next(diagnose.report("runs/a", d)) == "nothing found"
+    assert any("reward_part/" in line for line in d.untold)  # what it does not log is said
+
+
+def test_what_comes_first_is_told_first():
+    """A learning rate that is too high also makes entropy collapse: the cause is named, the other
+    is a suspect."""
+    d = diagnose.diagnose(
+        evidence(
+            policy__clip_low_frac=flat(0.3), reward__accuracy=FALLS, policy__entropy=line(0.4, 0)
+        )
+    )
+    assert [s.cause for s in d.suspects] == ["lr high", "entropy"]
+    said = "\n".join(diagnose.report("runs/a", d))
+    assert said.startswith("cause: the learning rate is too high (lr high)")
+    assert "other suspects" in said and "entropy has collapsed" in said
+    plain = json.loads(json.dumps(diagnose.as_json(d), allow_nan=False))
+    assert plain["first"] == "lr high" and plain["suspects"][0]["figures"][0]["bound"] == 0.1
+
+
+def test_curve():
+    """By hand: 20 steps have windows of 4; noise is the differences' deviation over sqrt 4."""
+    c = Curve(np.arange(1, 21), np.arange(20.0))
+    assert (c.window, c.start, c.late, c.median, c.noise) == (4, 1.5, 17.5, 9.5, 0.0)
+    up_and_down = Curve(np.arange(1, 21), np.tile([0.0, 1.0], 10))
+    assert up_and_down.noise == pytest.approx(np.std([1, -1] * 9 + [1]) / 2)
+    assert c.since(c.values > 15) == 17 and c.since(c.values > 99) == 20
+    assert c.since(c.values % 2 == 0) == 1  # most steps never are: the first
+    assert Curve(np.arange(5), np.array([0, 1, 0, 0.2, 0.3])).gained() is False  # noise
+    assert np.isnan(Curve(np.zeros(0, int), np.zeros(0)).late)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "is_it"),
+    [
+        ("Answer: 9", "9", True), ("so x = 9.", "9", True), ("Answer: 9.0", "9 apples", True),
+        ("Answer: 1,234", "1234", True), ("9 then 8", "9", False), ("none", "9", False),
+        ("Answer: -9", "9", False), ("Answer: 9", "x^2 + 9 y^3", None), ("Answer: a", "a", None),
+    ],
+)  # fmt: skip
+def test_the_gold_answer_as_a_person_reads_it(response, answer, is_it):
+    assert states(Answer(1, answer, response, None)) is is_it
+
+
+def write(folder, e: Evidence, wrong_gold: bool = False) -> str:
+    """Evidence as the workdir that it would be read from."""
+    records: dict[int, dict] = {}
+    for tag, (steps, values) in e.series.items():
+        for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+            records.setdefault(step, {"step": step})[tag] = None if np.isnan(value) else value
+    folder.mkdir()
+    lines = [json.dumps(records[step]) + "\n" for step in sorted(records)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    if e.config:
+        (folder / "config.json").write_text(json.dumps(e.config))
+    for name in ("rollouts", "eval"):
+        (folder / name).mkdir()
+    rows = [{"set": "a", "gold": "12"}, {"gold": 3}, []]  # the last are none of ours
+    rows[0] |= {"extracted": ["12", None, "12"], "correct": [False, False, False]}
+    rows[0]["truncated"] = [False, False, True]
+    text = "".join(json.dumps(row) + "\n" for row in rows * 12)
+    (folder / "eval" / "step_000000.jsonl").write_text(text if wrong_gold else "")
+    (folder / "eval" / "step_000020.jsonl").write_text("no json\n")
+    for s in e.samples:
+        row = {k: v for k, v in s._asdict().items() if v == v and v != ()}
+        with (folder / "rollouts" / f"step_{s.step:06d}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    return str(folder)
+
+
+def test_the_command(tmp_path, capsys):
+    gap = flat(0.4)
+    gap[3] = np.nan
+    sick = write(tmp_path / "a", evidence(policy__sampler_trainer_logprob_gap=gap))
+    assert diagnose.main([sick, f"--json={tmp_path}/d.json"]) == diagnose.FOUND
+    out = capsys.readouterr().out
+    assert out.startswith("cause: sampler and trainer are two policies (apart)\n")
+    assert "logprob_gap = 0.4 from step 1 on (bound 0.02)" in out and f"explain {sick}" in out
+    assert json.loads((tmp_path / "d.json").read_text())["first"] == "apart"
+    assert diagnose.main([write(tmp_path / "b", evidence())]) == diagnose.NOTHING
+    assert capsys.readouterr().out.startswith("nothing found\n")
+
+
+def test_answers_of_evaluations_count(tmp_path, capsys):
+    """Whole answers that the verifier read: one of three, as the others are none or cut off."""
+    run = write(tmp_path / "a", evidence(), wrong_gold=True)
+    assert diagnose.evaluated(run) == [Answer(0, "12", "12", False)] * 12
+    assert diagnose.main([run]) == diagnose.FOUND
+    assert "(verifier)\n  samples: wrong, and the gold answer = 0.2" in capsys.readouterr().out
+
+
+def test_what_another_system_logs(tmp_path, capsys):
+    """verl's console log: no samples, no config, other names."""
+    log = tmp_path / "verl.log"
+    line = "step:{} - actor/entropy:0.4 - actor/grad_norm:0.1 - actor/pg_clipfrac:{} - "
+    line += "actor/ppo_kl:0.1 - critic/score/mean:{} - critic/score/max:1 - critic/score/min:0 - "
+    line += "response_length/mean:100 - response_length/clip_ratio:0.01"
+    score = np.linspace(0.5, 0.1, 12)
+    log.write_text("\n".join(line.format(i + 1, 0.3, x) for i, x in enumerate(score)))
+    assert diagnose.main([str(log)]) == diagnose.FOUND
+    out = capsys.readouterr().out
+    assert "(lr high)" in out and "policy/clip_frac = 0.3" in out and "no samples in" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such file or directory"), ({}, "no metrics.jsonl in it"),
+        ({"metrics.jsonl": ""}, "no step in it"), ({"metrics.jsonl": "{\n{}\n"}, "no JSON object"),
+        ({"metrics.jsonl": '{"step": 1}', "config.json": "[]"}, "not a run's"),
+        ({"metrics.jsonl": '{"step": 1}', "rollouts/step_000001.jsonl": "no\n"}, "no JSON object"),
+        ({"metrics.jsonl": '{"step": "x"}'}, "no step (0, 1, 2, ...)"),
+    ],
+)  # fmt: skip
+def test_what_is_no_run_is_one_line(tmp_path, capsys, content, said):
+    run = tmp_path / "run"
+    for name, text in (content or {}).items() if content is not None else ():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    if content == {}:
+        run.mkdir()
+    with pytest.raises(SystemExit) as ended:
+        diagnose.main([str(run)])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 1 and out == "" and said in err
+    assert err.startswith("error: ") and err.count("\n") == 1 and str(run) in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"step": 1, "reward/accuracy": 0.1}\n{"step": 2, "rew',  # cut off while it was written
+        '{"step": 1, "loss": 3, "mine/score": "high", "x": [1]}\n',  # another's tags
+        "".join(json.dumps({"step": i, **dict.fromkeys(HEALTHY)}) + "\n" for i in range(9)),
+        "".join(json.dumps({"step": i, "policy/ratio_max": 10**400}) + "\n" for i in range(9)),
+    ],
+    ids=["half", "others", "null", "huge"],
+)
+def test_a_run_without_figures_cannot_be_told(tmp_path, capsys, text):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert diagnose.main([str(tmp_path)]) == diagnose.UNTOLD
+    out = capsys.readouterr().out
+    assert out.startswith("nothing can be told\n") and out.count("\n") > 20
