@@ -19,7 +19,15 @@ import jax.numpy as jnp
 
 from dapo_jax.model import paged_kernel
 from dapo_jax.model.paged_kernel import (
-    _AHEAD, _BLOCK_TOKENS, _LEAVING, _MASKED, _ROWS, _TILE, _VMEM, Work, quantize,
+    _AHEAD,
+    _BLOCK_TOKENS,
+    _LEAVING,
+    _MASKED,
+    _ROWS,
+    _TILE,
+    _VMEM,
+    Work,
+    quantize,
 )  # fmt: skip
 
 
@@ -216,7 +224,7 @@ def _kernel(*refs, head_dim: int, queries: int):
     def by_query(parts):
         """One [Q, ...] of each query head as [M, ...]."""
         rest = jnp.zeros((M - Q * heads, *parts[0].shape[1:]), parts[0].dtype)
-        parts = [*parts, rest] if M > Q * heads else parts
+        parts = [*parts, rest] if Q * heads < M else parts
         return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def new_of(row, head):
@@ -363,6 +371,4 @@ def _kernel(*refs, head_dim: int, queries: int):
     items = count * K
     jax.lax.fori_loop(0, items, one_head, (cursor, jnp.int32(0)))
     late = jnp.maximum(items - _LEAVING, 0)
-    jax.lax.fori_loop(
-        late, items, lambda item, _: each_leaving(item, lambda x: x.wait()), None
-    )
+    jax.lax.fori_loop(late, items, lambda item, _: each_leaving(item, lambda x: x.wait()), None)
