@@ -81,6 +81,7 @@ def test_the_same_program_gives_the_same_bits(requests):
         dict(page_tokens=8, draft_places=32),
         dict(page_tokens=8, cache_fraction=0.3, draft_places=16),  # evictions
         dict(page_tokens=8, mesh=(2, 1, 1), draft_places=32),
+        dict(page_tokens=8, mesh=(2, 2, 2), draft_places=32),  # 8 devices
         dict(page_tokens=8, cache_dtype="int8", draft_places=32),
         dict(draft_places=32, draw=DRAW._replace(temperature=0.0)),
         dict(draft_places=32, draw=DRAW._replace(top_p=0.9)),

@@ -47,7 +47,7 @@ def call(slots=64):
 
 
 def test_seconds_by_hand():
-    """Of 64 places 16 rows have three guesses, one row four, and full slots none."""
+    """In 64 places 16 rows have three guesses each, one row has four, and full slots have none."""
     config, scene = of_32b()
     k = VALUES | {"host_chunk": 1e-4, "host_row": 0.0}
     slow = drafts.slowed(scene, k)

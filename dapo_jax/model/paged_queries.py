@@ -228,7 +228,7 @@ def _kernel(*refs, head_dim: int, queries: int):
         return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def new_of(row, head):
-        """Of a row's places and a head: queries [M, d], keys and values [Q, d] in float32."""
+        """A row's places in one head: queries [M, d], keys and values [Q, d] in float32."""
 
         def stretch(ref, i, width=d):
             n = _rows_of(Q)
