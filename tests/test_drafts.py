@@ -99,8 +99,10 @@ def test_other_programs_give_the_same_tokens(how, requests):
     want = base.generate(base.decode_params(weights()), requests, draw)[0]
     assert ids(first) == ids(second) == ids(want)
     assert [r.truncated for r in second] == [r.truncated for r in want]
+    # A key whose last bit differs may round to the next of int8's 255 numbers.
+    most = 2e-3 if how.get("cache_dtype") else 2e-5
     for a, b in zip(second, want, strict=True):
-        np.testing.assert_allclose(a.logps, b.logps, atol=2e-5)
+        np.testing.assert_allclose(a.logps, b.logps, atol=most)
     assert (sum(stats.drafts.accepted) > 0) == (how.get("chunk") != 1)
 
 
