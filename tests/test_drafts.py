@@ -209,6 +209,7 @@ def test_off_is_the_plain_engine_and_the_same_programs():
 @pytest.mark.nightly
 def test_guesses_through_the_interpreted_tpu_kernel(requests, monkeypatch):
     """By idle slots of the same program, and by a wider one: the tokens of XLA's reader."""
+    want = [tokens[:24] for tokens in ids(without(DRAW)(requests[:3]))]
     to_tpu = lambda shape, _, **how: GEOMETRY(shape, "tpu", **how)
     monkeypatch.setattr(engine.paged, "geometry", to_tpu)
     for places in (0, 16):
@@ -216,7 +217,6 @@ def test_guesses_through_the_interpreted_tpu_kernel(requests, monkeypatch):
         assert made.geometry.reader == "kernel"
         with pltpu.force_tpu_interpret_mode():
             first, second, stats = twice(made, requests[:3], DRAW._replace(max_tokens=24))
-        want = [r[:24] for r in ids(without(DRAW)(requests[:3]))]
         assert ids(first) == ids(second) == want and sum(stats.drafts.accepted) > 5
 
 
