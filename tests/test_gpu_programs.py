@@ -87,6 +87,7 @@ def test_guesses_are_looked_at_after_each_token():
     """A program in which a row's limit is the next token would draw seven more for nothing."""
     text = decode((1, 1, 1), 16, draft_tokens=4, draft_places=16)
     assert text.count("stablehlo.while") == 1
+    assert text.count("xla.gpu.triton") == SHAPE.num_layers  # guesses are rows of its own
 
 
 def test_the_kernel_counts_a_large_pool_in_64_bits(monkeypatch):

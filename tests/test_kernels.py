@@ -22,6 +22,10 @@ def test_bundles_of_loops_and_their_parts():
     row = Loop(400, [Loop(300, [leaf(20)]), leaf(21), leaf(5)])
     found = kernels.parts(Loop(100, [Loop(50, [leaf(21)]), row, leaf(4)]))
     assert found == (150, 300, 400, 26) and found.beside == 400 + 4.5 * 26 - 300
+    # Of several queries: its last blocks are a loop of the row.
+    tail = Loop(500, [leaf(21), leaf(5)])
+    several = Loop(100, [Loop(50, [leaf(21)]), Loop(200, [Loop(350, [leaf(20)]), tail]), leaf(4)])
+    assert kernels.parts(several) == (150, 350, 700, 26)
     with pytest.raises(ValueError):  # not this kernel
         kernels.parts(kernels.loops(DUMP))
 
@@ -47,3 +51,16 @@ def test_the_constants_are_what_this_compiler_makes(pod, cache):
         counted = VALUES[f"{cache}.{part}.{pod.split('-')[0]}"]
         assert getattr(found, part) == pytest.approx(counted, rel=0.2), part
     assert "of the chip's HBM" in "\n".join(got["text"])
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("pod", ["v5p-256", "v6e-128"])
+def test_a_pass_of_four_queries_is_hardly_longer_than_one_of_one(pod):
+    """A block of keys takes a fifth more bundles at most, and fewer than HBM takes to bring it."""
+    c, pod = presets.dapo_math("32B"), slices.parse(pod)
+    c.rollout.draft_tokens = 3
+    found = kernels.Parts(**kernels.counted(c, pod)["bundles"])
+    assert found.block <= 1.2 * VALUES[f"ours.block.{pod.family}"]
+    brought = 1024 * 2 * 128 * 2 / pod.chip.bandwidth * VALUES[f"cores.{pod.family}"]  # bfloat16
+    assert found.block / VALUES[f"clock.{pod.family}"] < brought

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, paged_kernel, paged_triton, qwen2
+from dapo_jax.model import attention, paged_kernel, paged_queries, paged_triton, qwen2
 from dapo_jax.model.paged_kernel import quantize
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
@@ -57,12 +57,17 @@ class Geometry(NamedTuple):
     head_dim: int  # as stored: padded for the kernel
     cores: int = 1  # of a device, that the kernel shares its rows out to
     quantized: bool = False  # int8 and scales in place of numbers of the compute dtype
-    gathers: bool = False  # several rows may read one row's page, where a page is a whole row
+    queries: int = 1  # places that one row may have, at positions one behind the other
 
     @property
     def transposed(self) -> bool:
         """Whether the keys of a page are [d, P]."""
         return self.reader != "kernel"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether several places may read one row's page, where a page is a whole row."""
+        return self.queries > 1
 
     @property
     def by_kernel(self) -> bool:
@@ -117,7 +122,7 @@ def geometry(
     fraction: float,
     cores: int = 1,
     quantized: bool = False,
-    gathers: bool = False,
+    queries: int = 1,
 ) -> Geometry:
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
     page_tokens 0: what is fast. fraction: of the pages that all rows at full length take."""
@@ -137,7 +142,7 @@ def geometry(
     return Geometry(
         reader, page_tokens, row_pages, pages, shards, arrays, layers=shape.num_layers // arrays,
         kv_heads=shape.num_kv_heads, head_dim=-(-shape.head_dim // lanes) * lanes, cores=cores,
-        quantized=quantized, gathers=gathers,
+        quantized=quantized, queries=queries,
     )  # fmt: skip
 
 
@@ -199,7 +204,7 @@ def decode_attend(g: Geometry, rows: CacheRows):
             make = functools.partial(_plan, page_tokens=g.page_tokens)
             plan = parallel.per_shard(make, (axes,), plan_axes)(rows)
         elif g.reader == "kernel":
-            plan_axes = paged_kernel.WORK_AXES
+            plan_axes = paged_queries.PASS_AXES if g.gathers else paged_kernel.WORK_AXES
             make = functools.partial(_kernel_plan, g)
             plan = parallel.per_shard(make, (axes, (angle, angle)), plan_axes)(rows, angles)
         act = functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g)
@@ -230,14 +235,17 @@ def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
 def _write_and_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
     """The same by the kernel, which also rotates q and k."""
     pages, new = _flat(pages, g), (_padded(x[:, :, 0], g) for x in (q, k, v))
-    pages, y = paged_kernel.attend(*new, pages, layer * g.pages, plan, q.shape[-1])
+    given = *new, pages, layer * g.pages, plan, q.shape[-1]
+    pages, y = paged_queries.attend(*given, g.queries) if g.gathers else paged_kernel.attend(*given)
     return _stacked(pages, g), y[:, :, None, : q.shape[-1]]
 
 
-def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work:
+def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work | paged_queries.Passes:
     length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
     cos, sin = (x[:, 0, 0] for x in angles)
     turn = paged_kernel.turn(cos, sin, g.head_dim)
+    if g.gathers:
+        return paged_queries.passes(length_S, rows.table_SxR, turn, g.cores, g.queries)
     return paged_kernel.work(length_S, rows.table_SxR, turn, g.cores)
 
 

@@ -28,6 +28,7 @@ from dapo_jax.config import cli, schema
 from dapo_jax.hosts import processes  # noqa: F401  (`--check` takes the flags of a training)
 from dapo_jax.plan import Traffic, check, compile as plan_compile, gpus, kernels, network, plan
 from dapo_jax.plan.constants import override
+from dapo_jax.plan.drafts import compared
 from dapo_jax.plan.report import report
 from dapo_jax.pods import topology
 
@@ -47,6 +48,8 @@ def define_flags() -> None:
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
     flags.DEFINE_integer("eval_problems", default["eval_problems"], "Assumed problems of a set.", 0)
     flags.DEFINE_bool("staleness", False, "Simulate staleness 0, 1, 2.")
+    said = "Shares of guessed tokens that are right (docs/drafts.md), as .4,.5,.6."
+    flags.DEFINE_list("draft_acceptance", [], said)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
@@ -76,6 +79,9 @@ def main() -> int:
     show = lambda lines: text and print("\n".join(lines), flush=True)
     result = plan(config, pod, traffic, given.room, given.staleness)
     show(report(result))
+    if given.draft_acceptance and not result["mistakes"]:
+        result["drafts"] = compared(config, pod, traffic, given.draft_acceptance)
+        show(result["drafts"]["text"])
     if (given.compile or given.kernels) and not topology.available():
         print(plan_compile.NO_COMPILER, file=sys.stderr)
     elif not result["mistakes"]:

@@ -77,12 +77,15 @@ def loops(text: str) -> Loop:
 
 def parts(program: Loop) -> Parts:
     """Parts of the decode kernel, whose loops are: first blocks; rows (blocks, pages to ask for,
-    pages to wait for); results on their way. ValueError: it has others."""
+    pages to wait for); results on their way. Where a row has several queries its last blocks are a
+    loop too, mostly of one turn. ValueError: it has others."""
     begin, row = (x for x in program.inner if x.inner)
-    block, ask, wait = row.inner
+    block, *rest = row.inner
+    tail = rest[0] if len(rest) == 1 else Loop(0, rest)
+    ask, wait = tail.inner
     (ask_ahead,) = block.inner
     page = wait.own + max(ask.own, ask_ahead.own)
-    return Parts(program.own + begin.own, block.own, row.own, page)
+    return Parts(program.own + begin.own, block.own, row.own + tail.own, page)
 
 
 def dumped(command: list[str]) -> dict[str, Loop]:
@@ -107,7 +110,9 @@ def counted(config, pod: Pod) -> dict[str, Any]:
     s = Scene(config, shape, sizes, pod)
     heads = shape.num_heads // split("heads", config.sharding.decode, sizes)
     counts = s.sizes.slots // s.sizes.shards, heads, shape.head_dim
-    pool = cache(config, shape, sizes)._replace(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)
+    one = dict(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)
+    queries = 1 + config.rollout.draft_tokens
+    pool = cache(config, shape, sizes)._replace(**one, queries=queries)
     given = json.dumps([pod.family, config.model.dtype, counts, pool])
     programs = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
     found = parts(next(x for name, x in programs.items() if KERNEL in name))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dapo_jax.gate import ConfigError
+from dapo_jax.model import paged_queries
 from dapo_jax.rollout import sampler
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.schedule import Row
@@ -228,17 +229,19 @@ def kind(settings: Rollout) -> type[Engine]:
 class DraftEngine(Engine):
     """An engine that may draw several tokens of a row at once: where guesses are worth it, a step
     of the decode program takes each as a row of its own, at the next positions of the same pages.
-    All keys of a layer are written before any is read, so that a guess is read by those behind it.
+    All keys of a row are written before any is read, so that a guess is read by those behind it.
     Keys of wrong guesses lie beyond the row's end, where nobody looks, until they are overwritten.
     """
 
     def __init__(self, shape, mesh, rules, settings, **fixed):
-        """As `Engine`. ConfigError: a reader of keys that takes no guesses, or uneven shards."""
+        """As `Engine`. ConfigError: more guesses than the keys' reader takes, or uneven shards."""
         super().__init__(shape, mesh, rules, settings, **fixed)
-        if self.geometry.reader == "kernel":
+        g = self.geometry
+        most = paged_queries.most(g.page_tokens, g.quantized) - 1
+        if g.reader == "kernel" and settings.draft_tokens > most:
             raise ConfigError(
-                "config.rollout.draft_tokens: the TPU kernel writes and reads one row's key at a"
-                " time, so that no guess would see those before it; set 0"
+                f"config.rollout.draft_tokens: {settings.draft_tokens} guesses, and the TPU kernel"
+                f" takes {most} of a row in pages of {g.page_tokens} tokens; set {most} or less"
             )
         if settings.draft_places % self.shards:
             raise ConfigError(
@@ -279,30 +282,29 @@ class DraftEngine(Engine):
         return slots._replace(limit_S=np.minimum(slots.limit_S, until)), there
 
     def _spread(self, slots: sampler.Slots, there, counts: list[int], wide: int):
-        """The same with `counts` guessed tokens of each row, in `wide` places a shard; all of them
-        draw one token."""
-        shards, each = self.shards, len(slots.token_S) // self.shards
-
-        def widened(name, x):
-            out = np.full((shards, wide, *x.shape[1:]), name == "top_p_S", x.dtype)
-            out[:, :each] = x.reshape(shards, each, *x.shape[1:])
-            return out.reshape(shards * wide, *x.shape[1:])
-
-        slots = sampler.Slots(*map(widened, slots._fields, slots))
-        there = [(row, i // each * wide + i % each) for row, i in there]
-        free = [[*np.flatnonzero(~x)] for x in slots.active_S.reshape(shards, wide)]
+        """The same with `counts` guessed tokens behind the one of each row, in `wide` places a
+        shard; all of them draw one token. A row's places lie side by side, in order: the TPU kernel
+        knows them by that."""
+        each = len(slots.token_S) // self.shards
+        free = [k * wide for k in range(self.shards)]
+        empty = lambda name, x: np.full(
+            (self.shards * wide, *x.shape[1:]), name == "top_p_S", x.dtype
+        )
+        out = sampler.Slots(*map(empty, slots._fields, slots))
+        places = []
         self._verified = []  # of each row: its guesses that are looked at, and their places
-        for (_, i), guess, n in zip(there, self._guesses, counts, strict=True):
-            k, tokens = i // wide, guess.tokens[:n]
-            places = [k * wide + free[k].pop(0) for _ in tokens]
-            for x in slots:
-                x[places] = x[i]
-            ahead = np.arange(1, n + 1)
-            slots.token_S[places] = tokens
-            slots.position_S[places] += ahead
-            slots.emitted_S[places] += ahead
-            self._verified.append((guess._replace(tokens=tokens), places))
-        return slots._replace(limit_S=slots.emitted_S + 1), there
+        for (row, i), guess, n in zip(there, self._guesses, counts, strict=True):
+            first, tokens = free[i // each], guess.tokens[:n]
+            of = slice(first, first + 1 + n)
+            for x, y in zip(out, slots, strict=True):
+                x[of] = y[i]
+            out.token_S[of][1:] = tokens
+            out.position_S[of] += np.arange(1 + n)
+            out.emitted_S[of] += np.arange(1 + n)
+            free[i // each] += 1 + n
+            places.append((row, first))
+            self._verified.append((guess._replace(tokens=tokens), range(first + 1, of.stop)))
+        return out._replace(limit_S=out.emitted_S + 1), places
 
     def _drawn(self, out: sampler.Chunk, there):
         drawn = super()._drawn(out, there)

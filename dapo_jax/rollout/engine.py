@@ -61,7 +61,7 @@ class Engine:
         self._fraction = settings.cache_fraction
         sizes = dict(slots=slots, shards=self.shards, row_tokens=prompt_tokens + response_tokens)
         sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
-        sizes |= dict(cores=getattr(device, "num_cores", 1), gathers=settings.draft_tokens > 0)
+        sizes |= dict(cores=getattr(device, "num_cores", 1), queries=1 + settings.draft_tokens)
         quantized = settings.cache_dtype == "int8"
         self.geometry = paged.geometry(self.shape, device.platform, quantized=quantized, **sizes)
         fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)

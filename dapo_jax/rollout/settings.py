@@ -23,7 +23,7 @@ class Rollout(Section, place="rollout"):
     cache_dtype: str = setting("model", "keys and values while sampling: in model.dtype, or int8 with one scale per token and head, half the bytes; needs loss.importance_cap", choices=("model", "int8"))
     cache_fraction: float = setting(1.0, "size of the cache, as a share of what all slots at full length would fill; rows that no longer fit are sampled again later", 1e-6, 1.0)
     staleness: int = setting(0, "S: a step ends as soon as its batch is complete, unfinished responses continue in the next, and no trained token is older than S steps (docs/staleness.md); needs loss.importance_cap; 0 = a step ends when all its responses have", 0, 64)
-    draft_tokens: int = setting(0, "most tokens that are guessed of a row and drawn in one pass (docs/drafts.md); 0 = none; not on TPUs", 0, TOKENS)
+    draft_tokens: int = setting(0, "most tokens that are guessed of a row and drawn in one pass (docs/drafts.md); 0 = none; on TPUs 15 at most", 0, TOKENS)
     draft_places: int = setting(0, "rows and guessed tokens of such a pass; 0 = slots, whose idle ones serve: the program and the bits of decoding without", 0, ROWS)
     draft_cost: float = setting(1.0, "time of such a pass, in those of decoding one token; a pass is made where more tokens than that are expected of a row", 1.0, 1e3)
     turns: int = setting(0, "most replies (reward.reply) in a response; their tokens count within max_response_tokens and are not trained on (docs/turns.md); 0 = none", 0, 1000)

@@ -145,7 +145,7 @@ def meet(port: int, count: int, index: int) -> list[str]:
 
 
 # Of how a step was run, which a restart within it changes, and not of what came out.
-_CLOCKS = ("time/", "perf/", "sampling/evicted")
+_CLOCKS = ("time/", "perf/", "drafts/", "sampling/evicted")
 
 
 def newest(workdir: pathlib.Path) -> int:

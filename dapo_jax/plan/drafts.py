@@ -1,0 +1,122 @@
+"""What guesses (docs/drafts.md) would make of a step: `plan --draft_acceptance=.4,.5,.6`.
+
+Each guessed token is right with one probability, those before it being so, whatever the row; so the
+schedule stays what it is, and a chunk of it takes fewer passes. Where a pass is made, and with how
+many guesses, is decided as `rollout.drafts.Drafts.choose` does it, by the cost that is known here.
+
+Dims: C chunks.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dapo_jax.config import validation
+from dapo_jax.plan import roofline, step
+from dapo_jax.plan.constants import VALUES, Values
+from dapo_jax.plan.report import filled_in
+from dapo_jax.plan.roofline import Call, Scene
+from dapo_jax.plan.shapes import network
+from dapo_jax.plan.simulate import Traffic
+from dapo_jax.pods.slices import Pod
+
+# Bundles of the kernel of several queries over those of one, 4 places of a row: counted by
+# `plan --kernels` on v5p and v6e, bfloat16 and int8 (docs/drafts.md), the most of them.
+BLOCK, BESIDE = 1.18, 2.02
+
+
+class Drafted(NamedTuple):
+    """Seconds of a rollout step with guesses. Without them: acceptance 0."""
+
+    acceptance: float  # of a guessed token
+    visited: bool  # whether the host comes between two passes, as it does; else none would wait
+    tail: float
+    host: float
+    evaluation: float
+    step: float
+    tokens: float  # that a row draws in a pass, on average over the tail's tokens
+
+
+def per_pass(acceptance: float, guesses: np.ndarray) -> np.ndarray:
+    """Tokens that a row draws in a pass: 1 + a + a^2 + ... of so many guesses; of a broken number
+    some rows have one more than others."""
+    whole = np.floor(guesses).astype(int)
+    longest = int(whole.max(initial=0)) + 1
+    sums = np.cumsum(acceptance ** np.arange(longest + 1))
+    return sums[whole] + (guesses - whole) * acceptance ** (whole + 1.0)
+
+
+def slowed(scene: Scene, k: Values) -> Values:
+    """Constants of the kernel that takes several queries of a row; all of decoding is by it."""
+    named = {"block": BLOCK, "beside": BESIDE}
+    at = lambda part: f"{scene.cache}.{part}.{scene.pod.family}"
+    return k | {at(part): by * k[at(part)] for part, by in named.items()}
+
+
+def sampling(
+    call: Call, scene: Scene, k: Values, config, acceptance: float, visited: bool
+) -> tuple[dict[str, float], float, float]:
+    """(seconds by phase as of `roofline.sampling`, tokens of the tail, passes of them)."""
+    rollout, k = config.rollout, slowed(scene, k)
+    phases, _ = roofline.sampling(call, scene, k)
+    rows_C = call.live_C / np.maximum(call.steps_C, 1)  # of the fullest shard
+    places_C = np.maximum(call.slots_C, rollout.draft_places // scene.sizes.shards)
+    spare_C = np.maximum(places_C / np.maximum(rows_C, 1) - 1, 0)
+    drawn_C = per_pass(acceptance, np.minimum(spare_C, rollout.draft_tokens))
+    token_C = sum(roofline.decode(call, scene, k).values())
+    pass_C = sum(roofline.decode(call._replace(slots_C=places_C), scene, k).values())
+    visit_C = k["host_chunk"] + k["host_row"] * rows_C * scene.sizes.shards
+    waits_C = visit_C * call.steps_C * visited / drawn_C
+    by_pass_C = pass_C / drawn_C
+    pays_C = (by_pass_C + waits_C < token_C + visit_C) & (drawn_C > 1) & (call.steps_C > 0)
+    seconds_C = np.where(pays_C, by_pass_C, token_C)
+    phases["decode"] = float(seconds_C[call.queued_C].sum())
+    phases["tail"] = float(seconds_C[~call.queued_C].sum())
+    phases["host"] = float(np.where(pays_C & visited, waits_C, visit_C).sum())
+    tail = call.steps_C * ~call.queued_C
+    return phases, float(tail.sum()), float((tail / np.where(pays_C, drawn_C, 1)).sum())
+
+
+def drafted(config, work: step.Work, scene: Scene, k: Values, acceptance: float, visited: bool):
+    """`Drafted` of one acceptance. acceptance 0: of the plain engine."""
+    phases = dict(step.timer(config, work, scene)(k).phases)
+    tokens = passes = 0.0
+    if acceptance:
+        weights = [*work.rollouts.shares(), *[1.0 for _ in work.evaluations]]
+        traces = [*work.rollouts.traces, *work.evaluations]
+        tests = 0.0
+        for i, (share, trace) in enumerate(zip(weights, traces, strict=True)):
+            call = roofline.call(trace, work.prefill_chunks, scene)
+            before, _ = roofline.sampling(call, scene, k)
+            after, n, made = sampling(call, scene, k, config, acceptance, visited)
+            if i >= len(work.rollouts.traces):
+                tests += sum(after.values()) - sum(before.values())
+                continue
+            tokens, passes = tokens + share * n, passes + share * made
+            for what, seconds in after.items():
+                phases[what] += share * (seconds - before[what])
+        phases["evaluation"] += tests / config.eval.every if config.eval.every else 0.0
+    parts = phases["tail"], phases["host"], phases["evaluation"], sum(phases.values())
+    return Drafted(acceptance, visited, *parts, tokens / passes if passes else 1.0)
+
+
+def compared(config, pod: Pod, traffic: Traffic, shares: list[str]) -> dict[str, Any]:
+    """The step without guesses and with them, and lines about it for people. ValueError: what the
+    flags leave open."""
+    if pod.platform != "tpu":
+        raise ValueError("--draft_acceptance: there is no time of a pass with guesses for GPUs")
+    if not config.rollout.draft_tokens:
+        raise ValueError("--draft_acceptance: set --config.rollout.draft_tokens, at most 15")
+    for text in shares:
+        if not re.fullmatch(r"0?\.\d*[1-9]\d*", text):
+            raise ValueError(f"--draft_acceptance: {text!r}: wants shares below 1, as .4,.5,.6")
+    acceptances = [float(text) for text in shares]
+    sizes = validation.resolve_mesh(config, pod.devices)
+    scene = Scene(config, network(config), sizes, pod)
+    tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
+    work = step.work(config, traffic, scene, eval_problems=tests)
+    of = lambda a, visited: drafted(config, work, scene, VALUES, a, visited)
+    found = [of(0.0, True), *(of(a, visited) for visited in (True, False) for a in acceptances)]
+    text = filled_in("drafts.txt", found=found, config=config, pod=pod)
+    return {"drafts": [x._asdict() for x in found], "text": text}
