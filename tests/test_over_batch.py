@@ -28,6 +28,7 @@ from test_update import (
 from dapo_jax import algorithm, config, parallel
 from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.state import Counters, State
+from dapo_jax.lab import redraw
 from dapo_jax.log import tags
 from dapo_jax.rollout.engine import UNWATCHED
 from dapo_jax.variants import choose, objectives, over_batch
@@ -384,5 +385,5 @@ def test_each_is_an_entry_with_its_own_settings(name):
             c.update({f"tokens.{field}_share": value})
     config.validate(c, 1)
     with pytest.raises(ValueError, match="cannot be compared token by token"):
-        choose.objective(c, alone=True)
+        redraw.by_token(c)
     assert choose.of(config.base()).learn is algorithm.learn

@@ -41,7 +41,7 @@ from dapo_jax.model import hf
 from dapo_jax.reward import grading
 from dapo_jax.rollout.engine import Draw, Request, Response
 from dapo_jax.run import begin
-from dapo_jax.variants import choose
+from dapo_jax.variants import choose, over_batch
 
 
 class Opened(NamedTuple):
@@ -264,13 +264,22 @@ class Whole(NamedTuple):
     recorded: dict[str, Any]  # the run's own record of the step; {} where it has none
 
 
+def by_token(config):
+    """The objective, to be asked about single tokens. ValueError: it chooses by the mini-batch."""
+    if (name := config.loss.objective) in over_batch.METHODS:
+        why = "chooses by its whole mini-batch and cannot be compared token by token"
+        raise ValueError(f"loss.objective: {name!r} {why}")
+    return choose.objective(config)
+
+
 def whole(o: Opened, objectives: Sequence[str] = ()) -> Whole:
     """Do the step again: its batch, its updates, and each token's part in them. objectives: names
     of `config.loss.objective` to be asked about the same tokens beside the run's own. Ends the use
     of `o`, whose weights are updated in place."""
     configs = [o.config, *(changed(o, {"loss.objective": name}).config for name in objectives)]
     seen, trainer = [], o.machine.trainer
-    programs = [token_terms(trainer, choose.objective(c, bool(objectives))) for c in configs]
+    of = by_token if objectives else choose.objective
+    programs = [token_terms(trainer, of(c)) for c in configs]
 
     def noted(params, opt_state, batch, knobs):
         logp = trainer.log_probs(params, batch.rows, batch.micro_batches, knobs.temperature)

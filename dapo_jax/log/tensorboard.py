@@ -27,8 +27,8 @@ class Board:
     def __init__(self, folder: pathlib.Path, config):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        self._longest, self._described = config.rollout.max_response_tokens, set()
-        self._laid_out = False
+        self._longest = config.rollout.max_response_tokens
+        self._described, self._laid_out = set(), False
         self._wall: dict[int, float] = {}  # step -> when it was recorded, seconds since 1970
         self._writer = EventsWriter(str(folder / "events"))
 

@@ -30,12 +30,8 @@ def of(config) -> Algorithm:
     return out
 
 
-def objective(config, alone: bool = False):
-    """The static choice of a token's loss and importance weight (objectives.py). alone: it is asked
-    what it makes of single tokens. ValueError: it looks at the whole mini-batch first."""
-    if alone and config.loss.objective in over_batch.METHODS:
-        why = "chooses by its whole mini-batch and cannot be compared token by token"
-        raise ValueError(f"loss.objective: {config.loss.objective!r} {why}")
+def objective(config):
+    """The static choice of a token's loss and importance weight (objectives.py)."""
     return objectives.choice(config.loss)._replace(aged=config.rollout.staleness > 0)
 
 

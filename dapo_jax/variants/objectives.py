@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from dapo_jax.dapo.objective import Choice, TokenLoss, importance_weight, ppo_clip
 from dapo_jax.variants import own_objective
 from dapo_jax.variants.dppo import dppo_kl, dppo_tv
+from dapo_jax.variants.over_batch import unclipped
 
 
 def _ratio(log_ratio, c):
@@ -59,13 +60,6 @@ def sapo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     never = jnp.zeros_like(ratio, bool)
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
     return TokenLoss(-gate * advantage, ratio, never, never, never)
-
-
-def unclipped(logp, old_logp, advantage, c, per_response) -> TokenLoss:
-    """-ratio A, whatever the ratio: KL-Cov's loss of most tokens (arXiv 2505.22617, Eq. 14)."""
-    ratio = _ratio(logp - old_logp, c)
-    never = jnp.zeros_like(ratio, bool)
-    return TokenLoss(-ratio * advantage, ratio, never, never, never)
 
 
 class Objective(NamedTuple):

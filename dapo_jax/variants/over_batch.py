@@ -88,6 +88,13 @@ def kl_cov(s: Seen, settings: Tokens) -> Change:
     return Change(chosen_frac(s, chosen), term=weight)
 
 
+def unclipped(logp, old_logp, advantage, c, per_response) -> objective.TokenLoss:
+    """-ratio A, whatever the ratio: KL-Cov's loss of most tokens (arXiv 2505.22617, Eq. 14)."""
+    ratio = jnp.exp(jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max))
+    never = jnp.zeros_like(ratio, bool)
+    return objective.TokenLoss(-ratio * advantage, ratio, never, never, never)
+
+
 def high_entropy(s: Seen, settings: Tokens) -> Change:
     """PPO's loss of the share rho of tokens with the highest entropy, none of the others (arXiv
     2506.01939: rho .2 with DAPO; ceil(rho N) tokens, as `get_global_entropy_top_mask` there)."""
