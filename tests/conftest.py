@@ -61,10 +61,10 @@ LONGEST = (
 # Files of whole runs and of what is around a program: compiled as `typed.SOON` says, in this
 # process and in those that it starts. Formulas and programs are tested at the compiler's own level.
 SOON = (
-    "test_attention_kernels", "test_carried", "test_curriculum", "test_evaluate_cli",
-    "test_explain", "test_export", "test_mechanisms", "test_named_evaluation", "test_own_reward",
-    "test_pages", "test_start", "test_sweep", "test_tags", "test_train", "test_turns", "test_vapo",
-    "test_warm_start",
+    "test_attention_kernels", "test_beside", "test_carried", "test_curriculum",
+    "test_evaluate_cli", "test_explain", "test_export", "test_mechanisms",
+    "test_named_evaluation", "test_own_reward", "test_pages", "test_start", "test_sweep",
+    "test_tags", "test_train", "test_turns", "test_vapo", "test_warm_start",
 )  # fmt: skip
 
 

@@ -51,16 +51,3 @@ def test_the_constants_are_what_this_compiler_makes(pod, cache):
         counted = VALUES[f"{cache}.{part}.{pod.split('-')[0]}"]
         assert getattr(found, part) == pytest.approx(counted, rel=0.2), part
     assert "of the chip's HBM" in "\n".join(got["text"])
-
-
-@pytest.mark.slow
-@needs_libtpu
-@pytest.mark.parametrize("pod", ["v5p-256", "v6e-128"])
-def test_a_pass_of_four_queries_is_hardly_longer_than_one_of_one(pod):
-    """A block of keys takes a fifth more bundles at most, and fewer than HBM takes to bring it."""
-    c, pod = presets.dapo_math("32B"), slices.parse(pod)
-    c.rollout.draft_tokens = 3
-    found = kernels.Parts(**kernels.counted(c, pod)["bundles"])
-    assert found.block <= 1.2 * VALUES[f"ours.block.{pod.family}"]
-    brought = 1024 * 2 * 128 * 2 / pod.chip.bandwidth * VALUES[f"cores.{pod.family}"]  # bfloat16
-    assert found.block / VALUES[f"clock.{pod.family}"] < brought

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 import typed
 from jax.experimental.pallas import tpu as pltpu
+from levels import needs_libtpu
 from rounding import EPS
 from test_paged import LAYOUTS, SHAPE, assert_live_near, expected, geometry, int8
 
+from dapo_jax.config import presets
 from dapo_jax.model import paged, paged_queries, qwen2
+from dapo_jax.plan import kernels
+from dapo_jax.plan.constants import VALUES
+from dapo_jax.pods import slices
 
 # (tokens before the new one, places) of rows; None: an idle place. Tiles are of 16 tokens, pages
 # and blocks of 16, 32 or more: rows within one, across their edges, and as many as there may be.
@@ -183,3 +188,16 @@ def test_whose_a_place_is():
     assert got.work.count_C.tolist() == [4]
     assert paged_queries.most(128, False) == 16 and paged_queries.most(128, True) == 32
     assert paged_queries.most(8, False) == 8
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("pod", ["v5p-256", "v6e-128"])
+def test_a_pass_of_four_queries_is_hardly_longer_than_one_of_one(pod):
+    """A block of keys takes a fifth more bundles at most, and fewer than HBM takes to bring it."""
+    c, pod = presets.dapo_math("32B"), slices.parse(pod)
+    c.rollout.draft_tokens = 3
+    found = kernels.Parts(**kernels.counted(c, pod)["bundles"])
+    assert found.block <= 1.2 * VALUES[f"ours.block.{pod.family}"]
+    brought = 1024 * 2 * 128 * 2 / pod.chip.bandwidth * VALUES[f"cores.{pod.family}"]  # bfloat16
+    assert found.block / VALUES[f"clock.{pod.family}"] < brought

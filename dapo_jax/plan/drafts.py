@@ -83,15 +83,15 @@ def drafted(config, work: step.Work, scene: Scene, k: Values, acceptance: float,
     phases = dict(step.timer(config, work, scene)(k).phases)
     tokens = passes = 0.0
     if acceptance:
-        weights = [*work.rollouts.shares(), *[1.0 for _ in work.evaluations]]
-        traces = [*work.rollouts.traces, *work.evaluations]
+        weights = [*work.rollouts.shares(), *[n for n, _ in work.evaluations]]
+        traces = [*work.rollouts.traces, *[trace for _, trace in work.evaluations]]
         tests = 0.0
         for i, (share, trace) in enumerate(zip(weights, traces, strict=True)):
             call = roofline.call(trace, work.prefill_chunks, scene)
             before, _ = roofline.sampling(call, scene, k)
             after, n, made = sampling(call, scene, k, config, acceptance, visited)
             if i >= len(work.rollouts.traces):
-                tests += sum(after.values()) - sum(before.values())
+                tests += share * (sum(after.values()) - sum(before.values()))
                 continue
             tokens, passes = tokens + share * n, passes + share * made
             for what, seconds in after.items():

@@ -110,9 +110,8 @@ def counted(config, pod: Pod) -> dict[str, Any]:
     s = Scene(config, shape, sizes, pod)
     heads = shape.num_heads // split("heads", config.sharding.decode, sizes)
     counts = s.sizes.slots // s.sizes.shards, heads, shape.head_dim
-    one = dict(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)
-    queries = 1 + config.rollout.draft_tokens
-    pool = cache(config, shape, sizes)._replace(**one, queries=queries)
+    pool = cache(config, shape, sizes)._replace(shards=1, kv_heads=s.kv_heads, layers=1, arrays=1)
+    pool = pool._replace(queries=1 + config.rollout.draft_tokens)
     given = json.dumps([pod.family, config.model.dtype, counts, pool])
     programs = dumped([sys.executable, "-m", "dapo_jax.plan.kernels", given])
     found = parts(next(x for name, x in programs.items() if KERNEL in name))

@@ -115,9 +115,7 @@ def sample(length_NxG, prompt: int, cap: int, sizes: Sizes, ends=None, first_PxK
     prompts = [(i,) * prompt for i in range(N)]  # problems differ, so their prompts do
     requests = [Request(prompts[i], i, g) for i in range(N) for g in range(G)]
     (right_NxG, missing), responses = ends or (length_NxG, 0), [None] * len(requests)
-    others = [
-        Request((~p,) * prompt, ~p, k) for p, x in enumerate(first_PxK) for k, _ in enumerate(x)
-    ]
+    others = [Request((~p,) * prompt, ~p, k) for p, k in np.ndindex(np.shape(first_PxK))]
     call = Sampler(others + requests, before + length_NxG.reshape(-1).tolist(), cap, sizes)
     grade = lambda ones: [g._replace(grades=Grades(np.array(g.responses, float))) for g in ones]
     asked = [Group(i, (), ()) for i in range(N)]  # whose responses are whether they are right

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax.plan import roofline, simulate
+from dapo_jax.plan import evaluation, roofline, simulate
 from dapo_jax.plan.constants import CONSTANTS, VALUES, Values
 from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sizes, Trace, Traffic
@@ -54,32 +54,14 @@ def work(
     """eval_problems: of one set of problems; 0 = evaluation is left out. rollouts: where they are
     known already."""
     known = rollouts or simulated(config, traffic, scene.sizes)
+    largest = known.at[-1], known.traces[-1]
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows),
-        evaluated(config, traffic, scene.sizes, eval_problems, known),
+        evaluation.simulated(config, traffic, scene.sizes, eval_problems, largest),
         -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
         float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
     )
-
-
-def evaluated(config, traffic: Traffic, sizes: Sizes, problems: int, rollouts=None):
-    """The one call that evaluates all sets at both settings. problems: of one set; 0 = none.
-    rollouts: of the steps, where `eval.with_rollout` evaluates in the call of a largest round."""
-    if not problems:
-        return []
-    settings = 1 + (config.eval.top_p < 1)
-    sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
-    G, cap = config.rollout.group_size, config.rollout.max_response_tokens
-    longest = config.eval.max_response_tokens or cap
-    own = traffic._replace(response=min(traffic.response, longest // 2))
-    drawn = simulate.lengths(own, longest, settings * sets * problems, config.eval.k)
-    if not (config.eval.with_rollout and rollouts):
-        return [(1, simulate.sample(drawn, traffic.prompt, longest, sizes))]
-    n = rollouts.at[-1]
-    round_, ends = simulate.lengths(traffic, cap, n, G), simulate.ends(config, traffic, n)
-    both = simulate.sample(round_, traffic.prompt, max(cap, longest), sizes, ends, drawn)
-    return [(1, both), (-1, rollouts.traces[-1])]
 
 
 def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
