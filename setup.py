@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 readme = Path(__file__).with_name("README.md")
-PLAN = ["bundles", "compiled", "constants", "gpus", "report", "shapes"]
+PLAN = ["bundles", "compiled", "constants", "drafts", "gpus", "report", "shapes"]
 
 setup(
     name="dapo_jax",

@@ -164,7 +164,8 @@ def write(workdir, resume_step, steps, board=False):
 
 
 def plotted(workdir) -> list[tuple[int, float]]:
-    return sorted((e.step, v.simple_value) for e in events(workdir) for v in e.summary.value)
+    values = ((e.step, v) for e in events(workdir) for v in e.summary.value)
+    return sorted((step, v.simple_value) for step, v in values if v.HasField("simple_value"))
 
 
 def test_a_resumed_run_holds_each_step_once(tmp_path):
