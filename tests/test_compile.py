@@ -159,14 +159,15 @@ def child(shipped: str, *names: str) -> None:
 
 
 def pytest_generate_tests(metafunc):
-    """Take two configs for pods, the smallest and one of another task; `--all_configs`: every one.
-    The large ones as shipped are rows of benchmarks/pod_plan.py as well."""
+    """Take two configs for pods, one of them nightly; `--all_configs`: every one. The large ones
+    as shipped are rows of benchmarks/pod_plan.py as well."""
     if "shipped" in metafunc.fixturenames:
-        small = ("dapo_qwen2_5:0.5B", "gsm8k_dapo_qwen2_5_1_5b:")
+        small = {"dapo_qwen2_5:0.5B": [pytest.mark.nightly], "gsm8k_dapo_qwen2_5_1_5b:": []}
         every = metafunc.config.option.all_configs
         on_pods = [":".join(of) for of in test_configs.ON_PODS]
         chosen = [name for name in on_pods if every or name in small]
-        metafunc.parametrize("shipped", [*(f"{name}:" for name in FOR_CPUS), *chosen])
+        names = [*(f"{name}:" for name in FOR_CPUS), *chosen]
+        metafunc.parametrize("shipped", [pytest.param(n, marks=small.get(n, [])) for n in names])
 
 
 @needs_libtpu
@@ -189,6 +190,7 @@ def test_arithmetic_lies_within_15_percent_of_the_compiler(shipped):
 
 @needs_libtpu
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_config_for_one_chip_fits_a_free_tpu():
     """v5e-1, 16 GB, with what its docstring says of two programs; the others are 3 GB smaller."""
     limit, sampling, updating = test_configs.one_chip()

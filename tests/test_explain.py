@@ -257,7 +257,7 @@ def test_the_page_works_as_it_stands(tmp_path, shell):
 
 
 KINDS = {**golden.RUNS, "resumed": "loss.old_logprobs=recompute"}
-OFTEN = ("vapo", "stale", "resumed")  # the others have little of their own to redraw
+OFTEN = ("stale", "resumed")  # the others are drawn and learned from as these are
 
 
 @pytest.mark.slow
