@@ -1,6 +1,7 @@
 """The notebook for Kaggle: what its first cell installs there, and that its settings are valid on
 eight chips."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ def test_its_settings_fit_eight_chips(monkeypatch, capsys):
     """What the cell says that the run is; each pass has as many rows on each chip."""
     (cell,) = (c.source for c in read("train_on_kaggle.ipynb").cells if "presets" in c.source)
     scope = {}
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # the cell sets what no test after it has
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     exec(cell, scope)
     c = scope["c"]
