@@ -1,8 +1,8 @@
 """Rewards and machines with the mistakes that `benchmarks/diagnose.py` breaks runs by."""
 
-import contextlib
 import dataclasses
 import re
+from unittest import mock
 
 import jax
 import numpy as np
@@ -63,15 +63,9 @@ def lengthy(problem, response: str) -> float:
     return 0.5 * (said(response) == problem.answer) + len(response.split()) / 16
 
 
-@contextlib.contextmanager
 def replaced(where, name: str, make):
-    """Meanwhile `where.name` is `make(what it was)`."""
-    usual = getattr(where, name)
-    setattr(where, name, make(usual))
-    try:
-        yield
-    finally:
-        setattr(where, name, usual)
+    """Within it `where.name` is `make(what it was)`."""
+    return mock.patch.object(where, name, make(getattr(where, name)))
 
 
 def noisy():

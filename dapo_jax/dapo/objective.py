@@ -73,10 +73,14 @@ class TokenLoss(NamedTuple):
     dual_clipped: jax.Array  # bool: the dual clip did
 
 
+def ratio_of(log_ratio, c: Coefficients) -> jax.Array:
+    """exp(log_ratio), clamped so that one token cannot overflow."""
+    return jnp.exp(jnp.clip(log_ratio, -c.log_ratio_max, c.log_ratio_max))
+
+
 def ppo_clip(logp, old_logp, advantage, c: Coefficients, per_response=None) -> TokenLoss:
     """-min(ratio A, clip(ratio, 1 - low, 1 + high) A), at most -c A where A < 0 (dual clip)."""
-    log_ratio = jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max)
-    ratio = jnp.exp(log_ratio)
+    ratio = ratio_of(logp - old_logp, c)
     unclipped_loss = -advantage * ratio
     clipped_loss = -advantage * jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high)
     loss = jnp.maximum(unclipped_loss, clipped_loss)
@@ -91,8 +95,7 @@ def ppo_clip(logp, old_logp, advantage, c: Coefficients, per_response=None) -> T
 
 def importance_weight(old_logp, sampled_logp, c: Coefficients, per_response=None) -> jax.Array:
     """min(pi_trainer / pi_sampler, cap), for samplers whose probabilities are not the trainer's."""
-    gap = jnp.clip(old_logp - sampled_logp, -c.log_ratio_max, c.log_ratio_max)
-    return jnp.minimum(jnp.exp(gap), c.importance_cap)
+    return jnp.minimum(ratio_of(old_logp - sampled_logp, c), c.importance_cap)
 
 
 class Choice(NamedTuple):

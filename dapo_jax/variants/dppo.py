@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from dapo_jax.dapo.objective import TokenLoss
+from dapo_jax.dapo.objective import TokenLoss, ratio_of
 
 
 def _within(logp, old_logp, advantage, c, low, high) -> TokenLoss:
     """DPPO's loss: -min(ratio, cap) A log pi of tokens within the trust region, no gradient through
     min (arXiv 2602.04879, section 5.4; its authors' cap is 20). cap: loss.dual_clip."""
-    ratio = jnp.exp(jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max))
+    ratio = ratio_of(logp - old_logp, c)
     kept = ~(low | high)
     weight = jax.lax.stop_gradient(jnp.where(kept, jnp.minimum(ratio, c.dual_clip), 0.0))
     return TokenLoss(-weight * advantage * logp, ratio, low, high, kept & (ratio > c.dual_clip))

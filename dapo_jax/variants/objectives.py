@@ -13,14 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dapo_jax.dapo.objective import Choice, TokenLoss, importance_weight, ppo_clip
+from dapo_jax.dapo.objective import Choice, TokenLoss, importance_weight, ppo_clip, ratio_of
 from dapo_jax.variants import own_objective
 from dapo_jax.variants.dppo import dppo_kl, dppo_tv
 from dapo_jax.variants.over_batch import unclipped
-
-
-def _ratio(log_ratio, c):
-    return jnp.exp(jnp.clip(log_ratio, -c.log_ratio_max, c.log_ratio_max))
 
 
 def cispo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
@@ -28,7 +24,7 @@ def cispo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     dropped, a bound caps what it weighs. MiniMax-M1 (arXiv 2506.13585, Eq. 4-5) and ScaleRL
     (arXiv 2510.13786, Eq. 4) use no lower bound, clip_low 1; TRL's absolute `epsilon_high` 5 is
     clip_high 4. The loss's value depends on log pi and says nothing."""
-    ratio = _ratio(logp - old_logp, c)
+    ratio = ratio_of(logp - old_logp, c)
     weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - c.clip_low, 1 + c.clip_high))
     low, high = ratio < 1 - c.clip_low, ratio > 1 + c.clip_high
     return TokenLoss(-weight * advantage * logp, ratio, low, high, jnp.zeros_like(low))
@@ -56,7 +52,7 @@ def sapo(logp, old_logp, advantage, c, per_response) -> TokenLoss:
     """-4 / tau sigmoid(tau (ratio - 1)) A: a soft gate in place of the clip (arXiv 2511.20347). The
     gradient at ratio 1 is the policy gradient and fades on both sides; nothing is clipped."""
     tau = jnp.where(advantage > 0, 1.0, 1.05)  # the paper's, of positive and of other advantages
-    ratio = _ratio(logp - old_logp, c)
+    ratio = ratio_of(logp - old_logp, c)
     never = jnp.zeros_like(ratio, bool)
     gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
     return TokenLoss(-gate * advantage, ratio, never, never, never)
@@ -97,31 +93,31 @@ def _kept(weight, ratio, c):
 def token_mask(old_logp, sampled_logp, c, per_response):
     """The token's ratio, or 0. IcePop (arXiv 2510.18855: .5 to 5); with an upper bound alone what
     AReaL called `behave_imp_weight_cap`."""
-    ratio = _ratio(old_logp - sampled_logp, c)
+    ratio = ratio_of(old_logp - sampled_logp, c)
     return _kept(ratio, ratio, c)
 
 
 def sequence(old_logp, sampled_logp, c, per_response):
     """min(product over the response, cap), the same for all its tokens."""
-    return jnp.minimum(_ratio(per_response.sum(old_logp - sampled_logp), c), c.importance_cap)
+    return jnp.minimum(ratio_of(per_response.sum(old_logp - sampled_logp), c), c.importance_cap)
 
 
 def sequence_mask(old_logp, sampled_logp, c, per_response):
     """The product over the response, or 0 for all of it (TRL's default). Over thousands of tokens a
     product leaves any band by noise alone; there rather `mean_mask`."""
-    ratio = _ratio(per_response.sum(old_logp - sampled_logp), c)
+    ratio = ratio_of(per_response.sum(old_logp - sampled_logp), c)
     return _kept(ratio, ratio, c)
 
 
 def mean(old_logp, sampled_logp, c, per_response):
     """min(geometric mean over the response, cap)."""
-    return jnp.minimum(_ratio(per_response.mean(old_logp - sampled_logp), c), c.importance_cap)
+    return jnp.minimum(ratio_of(per_response.mean(old_logp - sampled_logp), c), c.importance_cap)
 
 
 def mean_mask(old_logp, sampled_logp, c, per_response):
     """Tokens' ratios if the geometric mean is within bounds (NeMo-RL's `seq-mask-tis`)."""
     gap = old_logp - sampled_logp
-    return _kept(_ratio(gap, c), _ratio(per_response.mean(gap), c), c)
+    return _kept(ratio_of(gap, c), ratio_of(per_response.mean(gap), c), c)
 
 
 IMPORTANCE: dict[str, Callable[..., jax.Array]] = {

@@ -90,7 +90,7 @@ def kl_cov(s: Seen, settings: Tokens) -> Change:
 
 def unclipped(logp, old_logp, advantage, c, per_response) -> objective.TokenLoss:
     """-ratio A, whatever the ratio: KL-Cov's loss of most tokens (arXiv 2505.22617, Eq. 14)."""
-    ratio = jnp.exp(jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max))
+    ratio = objective.ratio_of(logp - old_logp, c)
     never = jnp.zeros_like(ratio, bool)
     return objective.TokenLoss(-ratio * advantage, ratio, never, never, never)
 
@@ -107,8 +107,7 @@ def ess(s: Seen, settings: Tokens) -> Change:
     the normalised effective sample size (sum ratio)^2 / (N sum ratio^2) (P3O, arXiv 2605.12380,
     Eq. 11-12): CISPO's loss with that bound, and k3. The old policy is to be the one that sampled:
     loss.old_logprobs=reuse."""
-    limit = s.loss.log_ratio_max
-    ratio = jnp.where(s.trained, jnp.exp(jnp.clip(s.value - s.old_logp, -limit, limit)), 0.0)
+    ratio = jnp.where(s.trained, objective.ratio_of(s.value - s.old_logp, s.loss), 0.0)
     spread = jnp.maximum(s.trained.sum() * jnp.sum(ratio**2), 1e-30)
     e = jnp.minimum(jnp.sum(ratio) ** 2 / spread, 1.0)
     loss = s.loss._replace(clip_low=jnp.float32(1.0), clip_high=e - 1, kl_coef=1 - e)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax import gate
-from dapo_jax.dapo.objective import Coefficients, PerResponse, TokenLoss
+from dapo_jax.dapo.objective import Coefficients, PerResponse, TokenLoss, ratio_of
 
 
 def load(name: str, shipped: Iterable[str]) -> Callable[..., TokenLoss]:
@@ -34,7 +34,7 @@ def _loaded(name: str, source: str, shipped: str) -> Callable[..., TokenLoss]:
         said = function(logp, old_logp, advantage, c, per_response)
         if isinstance(said, TokenLoss):
             return said
-        ratio = jnp.exp(jnp.clip(logp - old_logp, -c.log_ratio_max, c.log_ratio_max))
+        ratio = ratio_of(logp - old_logp, c)
         never = jnp.zeros_like(ratio, bool)
         return TokenLoss(said, ratio, never, never, never)
 
