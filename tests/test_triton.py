@@ -110,10 +110,10 @@ def test_few_rows_are_shared_out():
     """0.5B and 7B, whose keys have 2 and 4 heads, with rows of 20,000 tokens and of 2,304: the
     programs of all slots and of the last rows. Short rows are not."""
     of = lambda heads, pages: [paged_triton.shares(n, heads, pages) for n in (256, 128, 64, 16, 1)]
-    assert of(2, 157) == [1, 1, 2, 8, 39]
-    assert of(4, 157) == [1, 1, 1, 4, 39]
-    assert of(2, 18) == [1, 1, 2, 4, 4]
-    assert of(2, 7) == [1] * 5
+    assert of(2, 313) == [1, 1, 2, 8, 39]
+    assert of(4, 313) == [1, 1, 1, 4, 39]
+    assert of(2, 36) == [1, 1, 2, 4, 4]
+    assert of(2, 15) == [1] * 5
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2)], ids=str)
@@ -146,12 +146,12 @@ def test_triton_in_bfloat16():
 def test_triton_computes_the_blocks_of_a_sequence_alone(lengths):
     """From the block where the first query's sequence begins, up to that where the last key's ends;
     those in which a query and a key of one sequence meet are among them, and hardly others."""
-    block, n = packed_triton._BLOCK, 512 // packed_triton._BLOCK
+    block, n = packed_triton._OWN, 512 // packed_triton._OWN
     segments = np.zeros(512, np.int32)
     segments[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
     pairs = (segments[:, None] == segments) & np.tri(512, dtype=bool)
     want_QxK = pairs.reshape(n, block, n, block).any((1, 3))
-    first, last = (x[0] for x in packed_triton._spans(jnp.asarray(segments)[None]))
+    first, last = (x[0] for x in packed_triton._spans(jnp.asarray(segments)[None], block))
     of, by = np.arange(n)[:, None], np.arange(n)
     for span in ((by >= first[:, None]) & (by <= of), (of >= by) & (of <= last)):
         np.testing.assert_array_equal(np.asarray(span), want_QxK)

@@ -23,7 +23,7 @@ def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
     """The function (q, k, v, segments, chunk) -> y that `model.attention` names. shared: rows may
     hold prompts that several sequences share (`attention.SHARED`), which splash and triton cannot
     see."""
-    kind = choose(kind, dtype, head_dim)
+    kind = choose(kind, dtype, head_dim, shared)
     if kind == "splash":
         return lambda *args: splash(*args[:4])
     if kind == "triton":
@@ -33,7 +33,7 @@ def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
     return lambda *args: checkpoint_name(step(*args[:4], max(args[4], least)), SAVED)
 
 
-def choose(kind: str, dtype, head_dim: int) -> str:
+def choose(kind: str, dtype, head_dim: int, shared: bool = False) -> str:
     """'auto' -> the kernel that the platform in use has for this dtype and head size."""
     if kind != "auto":
         return kind
@@ -41,7 +41,7 @@ def choose(kind: str, dtype, head_dim: int) -> str:
     if platform == "tpu" and head_dim in (64, 128, 256):
         return "splash"
     if platform == "gpu" and dtype == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128:
-        return "cudnn"
+        return "triton" if head_dim in (16, 32, 64, 128) and not shared else "cudnn"
     return "chunked"
 
 

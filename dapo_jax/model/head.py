@@ -41,8 +41,10 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
             top = checkpoint_name(jax.lax.pmax(top, over_V) if over_V else top, _SAVED)
             shifted = logits_RxcxV - top
             weight = jnp.exp(shifted)
-            ids = first + jax.lax.broadcasted_iota(jnp.int32, shifted.shape, 2)
-            taken = jnp.where(ids == targets_Rxc[..., None], shifted, 0.0).sum(-1)
+            # Tied to the chunk, or jax works them out before the loop: two arrays like the logits.
+            mine = targets_Rxc, first + jnp.arange(shifted.shape[2]), jnp.float32(0)
+            targets_Rxc, ids_V, zero = jax.lax.optimization_barrier(mine)
+            taken = jnp.where(ids_V == targets_Rxc[..., None], shifted, zero).sum(-1)
             sums = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
             total, taken, mean = checkpoint_name(sums, _SAVED)
             log_total = jnp.log(total)

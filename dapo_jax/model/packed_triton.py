@@ -19,7 +19,13 @@ from jax.ad_checkpoint import checkpoint_name
 from dapo_jax import parallel
 
 _MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
-_BLOCK = 64  # tokens, of queries and of keys
+
+_OWN, _MOST = 64, 128  # tokens of a program, and of any block: rows are padded to whole ones
+
+
+def _step(head_dim: int) -> int:
+    """Tokens that a program goes through at a time: as many as leave it four warps' registers."""
+    return _MOST if head_dim <= 64 else 64
 
 
 def attend(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, saved: str) -> jax.Array:
@@ -33,8 +39,8 @@ def attend(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, saved: str) -> jax.Arr
 
 def _padded(saved, q, k, v, segments_BxT):
     T = q.shape[2]
-    q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, -T % _BLOCK), (0, 0))) for x in (q, k, v))
-    return _attend(saved, q, k, v, jnp.pad(segments_BxT, ((0, 0), (0, -T % _BLOCK))))[:, :, :T]
+    q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, -T % _MOST), (0, 0))) for x in (q, k, v))
+    return _attend(saved, q, k, v, jnp.pad(segments_BxT, ((0, 0), (0, -T % _MOST))))[:, :, :T]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -42,8 +48,8 @@ def _attend(saved, q, k, v, segments):
     return _forward(saved, q, k, v, segments)[0]
 
 
-def _spans(segments_BxT):
-    """(first block of keys that each block of queries sees [B, I], last block of queries that sees
+def _spans(segments_BxT, step: int):
+    """(first step of keys that each block of queries sees [B, I], last step of queries that sees
     each block of keys [B, J]); int32."""
     T = segments_BxT.shape[1]
     index_T = jnp.arange(T, dtype=jnp.int32)
@@ -51,7 +57,7 @@ def _spans(segments_BxT):
     start_BxT = jax.lax.cummax(jnp.where(new_BxT[:, :-1], index_T, 0), axis=1)
     last_BxT = jnp.where(new_BxT[:, 1:], index_T, T - 1)
     end_BxT = jax.lax.cummin(last_BxT, axis=1, reverse=True)
-    return start_BxT[:, ::_BLOCK] // _BLOCK, end_BxT[:, _BLOCK - 1 :: _BLOCK] // _BLOCK
+    return start_BxT[:, ::_OWN] // step, end_BxT[:, _OWN - 1 :: _OWN] // step
 
 
 def _call(kernel, name: str, q, k, by_keys: bool, given, outs):
@@ -67,7 +73,7 @@ def _call(kernel, name: str, q, k, by_keys: bool, given, outs):
     def spec(x, sees):
         if sees in ("numbers", "tokens"):
             return pl.BlockSpec((None, x.shape[1]), lambda i, h, b: (b, 0))
-        most = _BLOCK if sees == "block" else T
+        most = _OWN if sees == "block" else T
         at = (lambda i: i) if sees == "block" else (lambda i: 0)
         each = x.shape[1] // heads  # query heads of a program's key/value head
         count = None if x.shape[1] <= heads else each
@@ -78,12 +84,12 @@ def _call(kernel, name: str, q, k, by_keys: bool, given, outs):
         )
 
     return pl.pallas_call(
-        kernel,
-        grid=(T // _BLOCK, heads, B),
+        functools.partial(kernel, b=_step(d)),
+        grid=(T // _OWN, heads, B),
         in_specs=[spec(*x) for x in given],
         out_specs=[spec(*x) for x in outs],
         out_shape=[x for x, _ in outs],
-        compiler_params=triton.CompilerParams(num_warps=4 if d <= 64 else 8, num_stages=2),
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=parallel.platform() != "gpu",
         name=name,
     )(*(x for x, _ in given))
@@ -97,43 +103,44 @@ def _product(dtype):
     return lambda a, b: triton.dot(a.astype(dtype), b.astype(dtype), precision=exact)
 
 
-def _scores(product, q_bxd, k_bxd, i, j, q_segments, k_segments):
-    """Masked scores of a block of queries and one of keys, in base 2."""
-    index = jnp.arange(_BLOCK)
-    seen = (i * _BLOCK + index)[:, None] >= (j * _BLOCK + index)[None]
+def _scores(product, q_axd, k_bxd, query, key, q_segments, k_segments):
+    """Masked scores of a block of queries and one of keys, in base 2. query, key: their first."""
+    a, b = len(q_segments), len(k_segments)
+    seen = (query + jnp.arange(a))[:, None] >= (key + jnp.arange(b))[None]
     seen &= q_segments[:, None] == k_segments[None]
-    scores = product(q_bxd, k_bxd.T) * (q_bxd.shape[1] ** -0.5 * math.log2(math.e))
+    scores = product(q_axd, k_bxd.T) * (q_axd.shape[1] ** -0.5 * math.log2(math.e))
     return jnp.where(seen, scores, _MASKED)
 
 
-def _at(ref, i, *before):
+def _at(ref, i, size: int, *before):
     from jax.experimental import pallas as pl
 
-    return ref[(*before, pl.ds(i * _BLOCK, _BLOCK))]
+    return ref[(*before, pl.ds(i * size, size))]
 
 
-def _forward_kernel(q_ref, k_ref, v_ref, segments_ref, first_ref, y_ref, lse_ref):
+def _forward_kernel(q_ref, k_ref, v_ref, segments_ref, first_ref, y_ref, lse_ref, *, b):
     from jax.experimental import pallas as pl
 
     i, q, product = pl.program_id(0), q_ref[...], _product(q_ref.dtype)
-    mine = _at(segments_ref, i)
+    mine = _at(segments_ref, i, _OWN)
 
     def step(j, carry):
         top, total, y = carry
-        scores = _scores(product, q, _at(k_ref, j), i, j, mine, _at(segments_ref, j))
+        theirs = _at(segments_ref, j, b)
+        scores = _scores(product, q, _at(k_ref, j, b), i * _OWN, j * b, mine, theirs)
         new_top = jnp.maximum(top, scores.max(1))
         weights, fade = jnp.exp2(scores - new_top[:, None]), jnp.exp2(top - new_top)
-        y = y * fade[:, None] + product(weights, _at(v_ref, j))
+        y = y * fade[:, None] + product(weights, _at(v_ref, j, b))
         return new_top, total * fade + weights.sum(1), y
 
-    start = jnp.full(_BLOCK, _MASKED), jnp.zeros(_BLOCK), jnp.zeros(q.shape)
-    top, total, y = jax.lax.fori_loop(first_ref[i], i + 1, step, start)
+    start = jnp.full(_OWN, _MASKED), jnp.zeros(_OWN), jnp.zeros(q.shape)
+    top, total, y = jax.lax.fori_loop(first_ref[i], pl.cdiv((i + 1) * _OWN, b), step, start)
     y_ref[...] = (y / total[:, None]).astype(y_ref.dtype)
     lse_ref[...] = top + jnp.log2(total)
 
 
 def _forward(saved, q, k, v, segments):
-    first, _ = _spans(segments)
+    first, _ = _spans(segments, _step(q.shape[3]))
     lse = jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
     given = (q, "block"), (k, "row"), (v, "row"), (segments, "tokens"), (first, "numbers")
     outs = (jax.ShapeDtypeStruct(q.shape, q.dtype), "block"), (lse, "block")
@@ -149,42 +156,42 @@ def _grad_scores(product, scores, lse, do, v, delta):
 
 
 def _queries_kernel(
-    q_ref, k_ref, v_ref, segments_ref, first_ref, do_ref, lse_ref, delta_ref, dq_ref
+    q_ref, k_ref, v_ref, segments_ref, first_ref, do_ref, lse_ref, delta_ref, dq_ref, *, b
 ):
     from jax.experimental import pallas as pl
 
     i, q, product = pl.program_id(0), q_ref[...], _product(q_ref.dtype)
-    do, lse, delta, mine = do_ref[...], lse_ref[...], delta_ref[...], _at(segments_ref, i)
+    do, lse, delta = do_ref[...], lse_ref[...], delta_ref[...]
+    mine = _at(segments_ref, i, _OWN)
 
     def step(j, dq):
-        k, v = _at(k_ref, j), _at(v_ref, j)
-        scores = _scores(product, q, k, i, j, mine, _at(segments_ref, j))
+        k, v = _at(k_ref, j, b), _at(v_ref, j, b)
+        scores = _scores(product, q, k, i * _OWN, j * b, mine, _at(segments_ref, j, b))
         return dq + product(_grad_scores(product, scores, lse, do, v, delta)[1], k)
 
-    dq = jax.lax.fori_loop(first_ref[i], i + 1, step, jnp.zeros(q.shape))
+    dq = jax.lax.fori_loop(first_ref[i], pl.cdiv((i + 1) * _OWN, b), step, jnp.zeros(q.shape))
     dq_ref[...] = (dq * q.shape[1] ** -0.5).astype(dq_ref.dtype)
 
 
 def _keys_kernel(
-    q_ref, k_ref, v_ref, segments_ref, last_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, *, G
+    q_ref, k_ref, v_ref, segments_ref, last_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, *, G, b
 ):
     from jax.experimental import pallas as pl
 
     j, k, v, product = pl.program_id(0), k_ref[...], v_ref[...], _product(k_ref.dtype)
-    mine = _at(segments_ref, j)
+    mine = _at(segments_ref, j, _OWN)
 
     def of_head(g, carry):
         head = () if G == 1 else (g,)
 
         def step(i, carry):
             dk, dv = carry
-            q, do = _at(q_ref, i, *head), _at(do_ref, i, *head)
-            scores = _scores(product, q, k, i, j, _at(segments_ref, i), mine)
-            lse, delta = _at(lse_ref, i, *head), _at(delta_ref, i, *head)
+            q, do, lse, delta = (_at(x, i, b, *head) for x in (q_ref, do_ref, lse_ref, delta_ref))
+            scores = _scores(product, q, k, i * b, j * _OWN, _at(segments_ref, i, b), mine)
             weights, ds = _grad_scores(product, scores, lse, do, v, delta)
             return dk + product(ds.T, q), dv + product(weights.T, do)
 
-        return jax.lax.fori_loop(j, last_ref[j] + 1, step, carry)
+        return jax.lax.fori_loop(j * _OWN // b, last_ref[j] + 1, step, carry)
 
     zeros = jnp.zeros(k.shape)
     dk, dv = jax.lax.fori_loop(0, G, of_head, (zeros, zeros))
@@ -194,7 +201,7 @@ def _keys_kernel(
 
 def _backward(saved, kept, do):
     q, k, v, segments, y, lse = kept
-    first, last = _spans(segments)
+    first, last = _spans(segments, _step(q.shape[3]))
     delta = (do.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1)
     like = lambda x: (jax.ShapeDtypeStruct(x.shape, x.dtype), "block")
     rows = (segments, "tokens")

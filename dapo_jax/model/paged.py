@@ -127,8 +127,8 @@ def geometry(
     """Sizes for `slots` rows of at most `row_tokens` tokens, over `shards` groups of rows.
     page_tokens 0: what is fast. fraction: of the pages that all rows at full length take."""
     if page_tokens == 0:
-        on_cpu = platform == "cpu"
-        page_tokens = row_tokens if on_cpu and row_tokens <= _WHOLE_ROWS else 64 if on_cpu else 128
+        page_tokens = 128 if platform == "tpu" else 64
+        page_tokens = row_tokens if platform == "cpu" and row_tokens <= _WHOLE_ROWS else page_tokens
     together = 32 if platform == "tpu" and quantized else 8  # tokens that share a register
     page_tokens = -(-min(page_tokens, row_tokens) // together) * together
     row_pages = -(-row_tokens // page_tokens)

@@ -4,8 +4,8 @@ One program a row, key/value head and share of the row's live pages goes through
 online softmax; where there are several shares, XLA joins them. Pages are those of XLA's readers;
 scales multiply scores and weights. Page numbers are not checked.
 
-Dims: S rows, R pages of a row's table, C shares, K key/value heads, G query heads a key/value head,
-padded to 16, N pages, P tokens of a page, d head_dim.
+Dims: S rows, R pages of a row's table, C shares, H query heads, K key/value heads, G query heads of
+one, in a product of 16, N pages, P tokens of a page, d head_dim.
 """
 
 import functools
@@ -18,8 +18,9 @@ from dapo_jax import parallel
 
 _MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
 _HEADS = 16  # the fewest rows of a tensor core's product
+_WARPS, _STAGES = 4, 2
 _PROGRAMS = 264  # two for each of an H100's 132 multiprocessors; one number for all cards
-_SHARE = 4  # pages, of the longest row, that are worth a program
+_SHARE = 8  # pages, of the longest row, that are worth a program
 
 
 def fits(page_tokens: int, head_dim: int) -> bool:
@@ -35,7 +36,7 @@ def shares(rows: int, kv_heads: int, row_pages: int) -> int:
 
 
 def attend(q_SxHxd, pages, first, table_SxR, length_S, count: int = 0) -> jax.Array:
-    """[S, H, d], float32. pages: keys [K, N, d, P], values [K, N, P, d] and perhaps scales float32
+    """[S, H, d] as `q`. pages: keys [K, N, d, P], values [K, N, P, d] and perhaps scales float32
     [K, N, 2, P]; first: page 0 of the layer; length_S: int32, tokens a row sees, 0 = idle. count:
     of programs that share a row; 0 = `shares`. Off GPUs it is interpreted, for tests."""
     from jax.experimental import pallas as pl  # here: see paged_kernel.py
@@ -43,41 +44,40 @@ def attend(q_SxHxd, pages, first, table_SxR, length_S, count: int = 0) -> jax.Ar
 
     keys, values, *scales = pages
     (K, N, d, P), (S, H, _), R = keys.shape, q_SxHxd.shape, table_SxR.shape[1]
-    G, C = H // K, count or shares(S, K, R)
-    q = jnp.pad(q_SxHxd.reshape(S, K, G, d), ((0, 0), (0, 0), (0, -G % _HEADS), (0, 0)))
+    C = count or shares(S, K, R)
     pool = lambda *size: pl.BlockSpec((None, N, *size), lambda s, k, c: (k, 0, *[0] * len(size)))
-    size = q.shape[2:]
-    outs = [size] if C == 1 else [size, size[:1], size[:1]]
-    share = lambda size: pl.BlockSpec(
-        (None, None, None, *size), lambda s, k, c: (c, s, k, *[0] * len(size))
+    row = lambda *size: pl.BlockSpec((None, *size), lambda s, k, c: (s, *[0] * len(size)))
+    share = lambda *size: pl.BlockSpec(
+        (None, None, *size), lambda s, k, c: (c, s, *[0] * len(size))
     )
-    y_CxSxKxGxd, *sums = pl.pallas_call(
+    outs = [(H, d)] if C == 1 else [(H, d), (H,), (H,)]
+    dtype = q_SxHxd.dtype if C == 1 else jnp.float32
+    y_CxSxHxd, *sums = pl.pallas_call(
         functools.partial(_attend_share, count=C, quantized=bool(scales)),
         grid=(S, K, C),
         in_specs=[
-            pl.BlockSpec((None, None, *size), lambda s, k, c: (s, k, 0, 0)),
+            row(H, d),
             pool(d, P),
             pool(P, d),
-            pl.BlockSpec((None, R), lambda s, k, c: (s, 0)),
+            row(R),
             pl.BlockSpec((1,), lambda s, k, c: (s,)),
             *(pool(2, P) for _ in scales),
         ],
-        out_specs=[share(size) for size in outs],
-        out_shape=[jax.ShapeDtypeStruct((C, S, K, *size), jnp.float32) for size in outs],
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        out_specs=[share(*size) for size in outs],
+        out_shape=[jax.ShapeDtypeStruct((C, S, *size), dtype) for size in outs],
+        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
         interpret=parallel.platform() != "gpu",
         name="paged_attention",
-    )(q, keys, values, table_SxR + first, length_S, *scales)
-    y_SxKxGxd = _joined(y_CxSxKxGxd, *sums) if sums else y_CxSxKxGxd[0]
-    return y_SxKxGxd[:, :, :G].reshape(S, H, d)
+    )(q_SxHxd, keys, values, table_SxR + first, length_S, *scales)
+    return _joined(y_CxSxHxd, *sums).astype(q_SxHxd.dtype) if sums else y_CxSxHxd[0]
 
 
-def _joined(y_CxSxKxGxd, top_CxSxKxG, sum_CxSxKxG):
+def _joined(y_CxSxHxd, top_CxSxH, sum_CxSxH):
     """The attention of whole rows. A share without pages has the least top, and weighs nothing."""
-    weight_CxSxKxG = jnp.exp2(top_CxSxKxG - top_CxSxKxG.max(0))
-    sum_SxKxG = (weight_CxSxKxG * sum_CxSxKxG).sum(0)
-    y_SxKxGxd = (weight_CxSxKxG[..., None] * y_CxSxKxGxd).sum(0)
-    return y_SxKxGxd / jnp.maximum(sum_SxKxG, 1e-30)[..., None]
+    weight_CxSxH = jnp.exp2(top_CxSxH - top_CxSxH.max(0))
+    sum_SxH = (weight_CxSxH * sum_CxSxH).sum(0)
+    y_SxHxd = (weight_CxSxH[..., None] * y_CxSxHxd).sum(0)
+    return y_SxHxd / jnp.maximum(sum_SxH, 1e-30)[..., None]
 
 
 def _attend_share(q_ref, keys_ref, values_ref, table_ref, length_ref, *rest, count, quantized):
@@ -87,15 +87,19 @@ def _attend_share(q_ref, keys_ref, values_ref, table_ref, length_ref, *rest, cou
     from jax.experimental.pallas import triton
 
     scales_ref, (y_ref, *sums_ref) = rest[:quantized], rest[quantized:]
-    q_Gxd, length = q_ref[...], length_ref[0]
-    (G, d), P = q_Gxd.shape, keys_ref.shape[2]
+    (H, d), P = q_ref.shape, keys_ref.shape[2]
+    G = H // pl.num_programs(1)  # of _HEADS rows of a product that many count
+    mine, heads = jnp.arange(_HEADS) < G, pl.ds(pl.program_id(1) * G, _HEADS)
+    q_Gxd = triton.load(q_ref.at[heads], mask=mine[:, None], other=0.0)
+    keep = lambda ref, x, mask: triton.store(ref.at[heads], x, mask=mask)
+    length = length_ref[0]
     # bfloat16 products are exact; float32 ones would otherwise be TF32's.
     exact = jax.lax.Precision.HIGHEST if q_Gxd.dtype == jnp.float32 else None
     product = functools.partial(triton.dot, precision=exact)
 
     def page(j, carry):
-        top_G, sum_G, y_Gxd = carry
-        n = table_ref[j]
+        n, top_G, sum_G, y_Gxd = carry
+        following = table_ref[jnp.minimum(j + 1, last)]  # its keys need not wait for their number
         scores_GxP = product(q_Gxd, keys_ref[n].astype(q_Gxd.dtype)) * (d**-0.5 * math.log2(math.e))
         if scales_ref:
             scores_GxP *= scales_ref[0][n, 0][None]
@@ -108,16 +112,17 @@ def _attend_share(q_ref, keys_ref, values_ref, table_ref, length_ref, *rest, cou
         if scales_ref:
             weights_GxP *= scales_ref[0][n, 1][None]
         more_Gxd = product(weights_GxP.astype(q_Gxd.dtype), values_ref[n].astype(q_Gxd.dtype))
-        return new_top_G, sum_G, y_Gxd * fade_G[:, None] + more_Gxd
+        return following, new_top_G, sum_G, y_Gxd * fade_G[:, None] + more_Gxd
 
-    start = jnp.full(G, _MASKED), jnp.zeros(G), jnp.zeros((G, d))
-    end = pl.cdiv(length, P)
-    if count == 1:
-        _, sum_G, y_Gxd = jax.lax.fori_loop(0, end, page, start)
-        y_ref[...] = y_Gxd / jnp.maximum(sum_G, 1e-30)[:, None]
-        return
+    end, last = pl.cdiv(length, P), table_ref.shape[0] - 1
     share = pl.cdiv(end, count)  # of the live pages: the programs of a row have as much to do
     first = pl.program_id(2) * share
+    zeros = jnp.full(_HEADS, _MASKED), jnp.zeros(_HEADS), jnp.zeros((_HEADS, d))
+    start = table_ref[jnp.minimum(first, last)], *zeros
     span = first, jnp.minimum(first + share, end)
-    top_G, sum_G, y_ref[...] = jax.lax.fori_loop(*span, page, start)
-    sums_ref[0][...], sums_ref[1][...] = top_G, sum_G
+    _, top_G, sum_G, y_Gxd = jax.lax.fori_loop(*span, page, start)
+    if count == 1:
+        y_Gxd /= jnp.maximum(sum_G, 1e-30)[:, None]
+    keep(y_ref, y_Gxd.astype(y_ref.dtype), mine[:, None])
+    for ref, x_G in zip(sums_ref, (top_G, sum_G), strict=count > 1):
+        keep(ref, x_G, mine)

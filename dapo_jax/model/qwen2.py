@@ -172,13 +172,17 @@ class Block(nnx.Module):
         if c.lora:
             self.lora = Adapters(c, rngs, {name: getattr(self, name) for name in c.lora.targets})
 
-    def __call__(self, x_BxTxD, attend: Callable):
+    def __call__(self, x_BxTxD, attend: Callable, beside=None):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` gives q and k their positions and decides where
-        keys come from; `extra` (what became of a cache, say) is handed back beside the output."""
+        keys come from; `extra` (what became of a cache, say) is handed back beside the output.
+        beside: products (joined.py) in place of those of q, k and v and of gate and up."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         joined = parallel.axis_size("sequence") > 1
         pairs = (self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias)
-        q, k, v = self._joined_heads(h) if joined else (_to_heads(h, *pair) for pair in pairs)
+        if beside:
+            q, k, v = beside.heads(h, self.c)
+        else:
+            q, k, v = self._joined_heads(h) if joined else (_to_heads(h, *pair) for pair in pairs)
         if self.c.lora:
             q, k, v = (self._add(n, y, h, out=_to_heads) for n, y in zip("qkv", (q, k, v)))  # noqa: B905
         if self.c.qk_norm:
@@ -196,6 +200,8 @@ class Block(nnx.Module):
             both = jnp.einsum("BTD,DCF->BTCF", h, both_Dx2xF)
             both = constrain(both, "batch", "token", None, "mlp")
             gate, up = both[:, :, 0], both[:, :, 1]
+        elif beside:
+            gate, up = beside.gate_up(h)
         else:
             gate, up = linear(h, self.gate[...]), linear(h, self.up[...])
         gate, up = self._add("gate", gate, h), self._add("up", up, h)
@@ -281,16 +287,17 @@ class Qwen2(nnx.Module):
 
         def step(carry, layer):
             x_BxTxD, pool = carry
-            i, weights = layer
+            i, weights, *beside = layer
             pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]
-            return nnx.merge(graphdef, weights)(x_BxTxD, pool_attend), None
+            return nnx.merge(graphdef, weights)(x_BxTxD, pool_attend, *beside), None
 
         attend = attend(self._angles(positions_BxT))
         carry = self._embed(tokens_BxT), pool
         if self.c.scan_layers:
             carry, _ = jax.lax.scan(step, carry, (jnp.arange(self.c.num_layers), layers))
         else:
-            carry = functools.reduce(lambda x, layer: step(x, layer)[0], enumerate(layers), carry)
+            layers = ((i, *layer) for i, layer in enumerate(layers))
+            carry = functools.reduce(lambda x, layer: step(x, layer)[0], layers, carry)
         return self._final(carry[0]), carry[1]
 
     def _embed(self, tokens_BxT):
@@ -310,10 +317,12 @@ class Qwen2(nnx.Module):
         def step(x, layer):
             return nnx.merge(graphdef, layer)(x, attend)
 
+        # A GPU would copy what is kept of a layer into the stack of all, and out again.
+        unroll = parallel.platform() == "gpu" and self.c.num_layers
         if self.c.remat != "none":
-            step = jax.checkpoint(step, policy=_KEPT[self.c.remat], prevent_cse=False)
+            step = jax.checkpoint(step, policy=_KEPT[self.c.remat], prevent_cse=unroll > 1)
         if self.c.scan_layers:
-            return jax.lax.scan(step, x_BxTxD, stacked)[0]
+            return jax.lax.scan(step, x_BxTxD, stacked, unroll=unroll or 1)[0]
         for i in range(self.c.num_layers):
             x_BxTxD, _ = step(x_BxTxD, jax.tree.map(lambda w: w[i], stacked))  # noqa: B023
         return x_BxTxD
@@ -540,7 +549,7 @@ def bind_layers(c: Shape, params: Params) -> tuple[Qwen2, Any]:
         return model, jax.tree.map_with_path(_flat_heads, nnx.split(model.blocks)[1])
     model = bind(c, params | {"blocks": params["blocks"][0]})
     first = nnx.split(model.blocks)[1]
-    return model, [_filled(first, layer) for layer in params["blocks"]]
+    return model, [(_filled(first, layer),) for layer in params["blocks"]]
 
 
 def cast(params: Params, dtype, c: Shape | None = None) -> Params:

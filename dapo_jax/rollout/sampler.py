@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax import parallel
-from dapo_jax.model import kernels, paged, qwen2
-from dapo_jax.rollout import draw
+from dapo_jax.model import joined, kernels, paged, qwen2
+from dapo_jax.rollout import draw, draw_triton
 from dapo_jax.rollout.weights import DecodeWeights, decode_weights
 
 
@@ -56,15 +56,16 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     T = prompts.tokens_BxT.shape[1]
     positions_BxT = jnp.broadcast_to(prompts.start + jnp.arange(T), prompts.tokens_BxT.shape)
     attend = paged.prefill_attend(g, prompts, shape.attention_chunk, window)
-    model, layers = qwen2.bind_layers(shape, params)
+    model, layers = joined.bind_layers(shape, params)
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
 def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
-    model, layers = qwen2.bind_layers(shape, params)
+    model, layers = joined.bind_layers(shape, params)
     logits = kernel.decode_logits(model)
     draw_rows = draw.draw_apart if kernel.rows_apart else draw.draw
+    by_kernel = parallel.platform() == "gpu" and mode == "full" and parallel.axis_size("vocab") == 1
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     zeros = [jnp.zeros((S, steps), dtype) for dtype in ("int32", "float32", "float32")]
@@ -80,7 +81,10 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
         logits_SxV = logits(x_Sx1xD, active_S)
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
-        drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
+        if by_kernel:
+            drawn = draw_triton.draw(logits_SxV, uniform_S, temperature)
+        else:
+            drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
         count_S = out.count_S + active_S
         out = Chunk(
@@ -138,7 +142,7 @@ def programs(
         traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
-    options = parallel.compiler_options(mesh, decode=True)
+    options = parallel.compiler_options(mesh)
     jit = functools.partial(jax.jit, compiler_options=options)
 
     def decode(mode):

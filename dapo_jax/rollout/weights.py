@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from dapo_jax import parallel
-from dapo_jax.model import qwen2
+from dapo_jax.model import joined, qwen2
 
 
 class DecodeWeights(NamedTuple):
@@ -26,7 +26,9 @@ def decode_weights(
     shape = trained.merged
     stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     layer = jax.tree.map(lambda s: NamedSharding(mesh, P(*s.spec[1:])), stacked["blocks"])
-    apart = stacked | {"blocks": [layer] * shape.num_layers}
+    join = jax.jit(joined.join) if joined.pays(mesh, layer) and not shape.scan_layers else None
+    of_layer = joined.layout(shape, mesh) if join else layer
+    apart = stacked | {"blocks": [of_layer] * shape.num_layers}
     layout = stacked if shape.scan_layers else apart
 
     def convert(params):
@@ -34,7 +36,8 @@ def decode_weights(
         return qwen2.cast(qwen2.even_keys(params) if even_keys else params, dtype, shape)
 
     def to_decode_layout(params):
-        return convert(params) if shape.scan_layers else qwen2.unstacked(convert(params))
+        params = convert(params) if shape.scan_layers else qwen2.unstacked(convert(params))
+        return params | {"blocks": [*map(join, params["blocks"])]} if join else params
 
     to_decode_layout = jax.jit(to_decode_layout, out_shardings=layout)
 
@@ -42,7 +45,8 @@ def decode_weights(
         if even_keys or qwen2.trained(params) is not params:
             return to_decode_layout(params)
         params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
-        return params if shape.scan_layers else _take_apart(params, layout["blocks"])
+        params = params if shape.scan_layers else _take_apart(params, [layer] * shape.num_layers)
+        return params | {"blocks": [*map(join, params["blocks"])]} if join else params
 
     return DecodeWeights(to_decode_layout, take, layout)
 
