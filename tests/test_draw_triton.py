@@ -16,8 +16,13 @@ by_kernel = jax.jit(draw_triton.draw, compiler_options=typed.OPTIONS)
 
 @pytest.mark.parametrize(("vocab", "temperature"), [(100, 1.0), (4096, 0.6), (9001, 1.7)])
 def test_the_kernel_draws_as_a_float64_sum_would(vocab, temperature):
-    """Of less than a block, one and three; half of the tokens cannot come. A token's interval of
-    the running sum holds the uniform number, to the rounding of two sums, each at most 1."""
+    """Of less than a block, one and three."""
+    assert_draws(vocab, temperature)
+
+
+def assert_draws(vocab, temperature):
+    """Half of the tokens cannot come. A token's interval of the running sum holds the uniform
+    number, to the rounding of two sums, each at most 1."""
     rng = np.random.default_rng(3)
     logits = (3 * rng.normal(size=(200, vocab))).astype(np.float32)
     logits[rng.random(logits.shape) < 0.5] = -np.inf

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh
 from test_attention import value_and_gradient
 from test_attention_kernels import SEGMENTS, expected, inputs
+from test_draw_triton import assert_draws
 from test_engine import make_engine
 from test_triton import case_of_triton
 from test_update import relative_gap as gap
@@ -88,6 +89,11 @@ def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quanti
         got = by_shares(q, pool, g.pages, rows.table_SxR, length_S, count)
         np.testing.assert_allclose(got, want, atol=tolerance)
     assert np.abs(np.delete(want, 3, 0)).max() > 0.1
+
+
+@pytest.mark.parametrize("vocab", [1000, 16_384, 151_936])
+def test_the_kernel_that_draws_against_float64(vocab):
+    assert_draws(vocab, 0.9)
 
 
 def logits(tokens):
