@@ -39,7 +39,7 @@ TOPICS = {
             "cache_dtype", "checkpoint_cost", "drafts_kept",
         ),
     ),
-    "gpu": Topic("On a GPU", ("gpu", "gpu_bits")),
+    "gpu": Topic("On a GPU", ("gpu", "gpu_parts", "gpu_bits")),
     "pods": Topic(
         "On pods, by the compiler and the cost model",
         (

@@ -16,7 +16,7 @@ by_kernel = jax.jit(draw_triton.draw, compiler_options=typed.OPTIONS)
 
 @pytest.mark.parametrize(("vocab", "temperature"), [(100, 1.0), (4096, 0.6), (9001, 1.7)])
 def test_the_kernel_draws_as_a_float64_sum_would(vocab, temperature):
-    """Of less than a block, one and three."""
+    """Vocabularies of less than a block, one and three."""
     assert_draws(vocab, temperature)
 
 
@@ -59,8 +59,8 @@ def test_a_row_of_one_token_that_can_come():
 
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_joined_weights_are_the_same_model(qk_norm, requests, monkeypatch):  # noqa: F811
-    """Of Qwen2.5, whose q, k and v have biases, and of Qwen3, whose have norms: samples with the
-    weights of like input side by side, and with them apart."""
+    """Qwen2.5, whose q, k and v have biases, and Qwen3, whose have norms: samples with the weights
+    of like input side by side, and with them apart."""
     shape = SHAPE._replace(scan_layers=False, qk_norm=qk_norm, qkv_bias=not qk_norm)
     params = qwen2.init(shape, jax.random.key(0))
     rng = np.random.default_rng(0)

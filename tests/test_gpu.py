@@ -1,8 +1,10 @@
 """What only a GPU can show; skipped without one.
 
-    JAX_PLATFORMS=cuda,cpu python -m pytest -n 0 tests/test_gpu.py tests/test_attention_kernels.py
+    export JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false
+    python -m pytest -n 0 tests/test_gpu.py
 
-Of the other tests those run there whose mesh is one device: sampler, update, model, attention.
+Of the other tests those run there whose mesh is one device, but for those that ask for float32
+products of a GPU's own accord, which are TF32's.
 """
 
 import functools

@@ -127,7 +127,7 @@ def test_a_plan_leaves_the_constants_of_slices_alone(one, monkeypatch):
         monkeypatch.setitem(table, "decode_beside", table["decode_beside"])  # to be put back
     constants.override(["decode_beside=2"])
     found = plan.plan(presets.one_chip(), gpus.parse("h100-1"), TRAFFIC, 0.1)["constants"]
-    assert found["decode_beside"]["value"] == 2 and found["train_mxu"]["value"] == 0.65
+    assert found["decode_beside"]["value"] == 2 and found["train_mxu"]["value"] == 0.69
 
 
 def test_the_command(shell, tmp_path):

@@ -3,7 +3,7 @@
 What `attention.packed` gives, without a bias of rows x keys as cuDNN wants it: a block of queries
 goes through the blocks of keys from the start of its first query's sequence to the diagonal, so
 that a row of short sequences takes hardly more than the sequences alone. Sums have one order: the
-same bits every time. Each sequence lies in one piece, padding behind all of them. Unmeasured.
+same bits every time. Each sequence lies in one piece, padding behind all of them.
 
 Dims: B rows, T tokens, H query heads, K key/value heads, G query heads a key/value head, d
 head_dim, I blocks of queries, J blocks of keys.

@@ -95,9 +95,10 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
             table.update(old)
 
 
-# docs/results/gpu.md, 2026-11-22, one H100: tokens a second of sampling (equal lengths, long tail)
-# and of an update, in the sizes of benchmarks/gpu.py.
-MEASURED = {"0.5B": (60_299, 25_240, 72_163), "1.5B": (28_954, 12_577, 34_357)}
+# docs/results/gpu.md, 2026-11-26, one H100: tokens a second of sampling (equal lengths, long tail)
+# and of an update, in the sizes of benchmarks/gpu.py; the update's remat and rows of a pass.
+MEASURED = {"0.5B": (98_886, 48_507, 110_760), "1.5B": (52_945, 27_145, 45_449)}
+_UPDATES = {"0.5B": ("none", 16), "1.5B": ("dots_attention", 8)}
 
 
 def measured() -> list[dict[str, Any]]:
@@ -106,11 +107,12 @@ def measured() -> list[dict[str, Any]]:
     c, pod, out = presets.paper(), parse("h100-1"), []
     c.data.max_prompt_tokens, c.rollout.max_response_tokens = prompt, cap
     c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = slots, 64, 32
-    c.optim.row_tokens, c.optim.micro_batch_rows = row, 4
+    c.optim.row_tokens = row
     tailed_Nx1 = simulate.lengths(Traffic(prompt, equal), cap, 2 * slots, 1)
     tokens = {"equal": np.full((slots, 1), equal), "tailed": tailed_Nx1}
     for size, found in MEASURED.items():
-        shape = qwen2_5(size, scan_layers=True, remat="full", attention="auto")
+        remat, c.optim.micro_batch_rows = _UPDATES[size]
+        shape = qwen2_5(size, scan_layers=True, remat=remat, attention="auto")
         scene = Scene(c, shape, dict(data=1, fsdp=1, tensor=1), pod)
         rates = []
         for lengths_Nx1 in tokens.values():
@@ -118,7 +120,7 @@ def measured() -> list[dict[str, Any]]:
             seconds, _ = roofline.sampling(roofline.call(trace, 1, scene), scene, VALUES)
             rates.append(lengths_Nx1.sum() / sum(seconds.values()))
         pairs = simulate.blocks([row]) * simulate.BLOCK**2 * 4
-        packed = Packed(rows // 4, 0, rows * row, pairs, 1.0)
+        packed = Packed(rows // c.optim.micro_batch_rows, 0, rows * row, pairs, 1.0)
         rates.append(rows * row / roofline.training(packed, scene, VALUES)["update"])
         for what, theirs, ours in zip((*tokens, "update"), found, rates, strict=True):
             out.append(dict(size=size, what=what, measured=theirs, here=float(ours)))
