@@ -11,7 +11,7 @@ from dapo_jax.rollout import draw, draw_triton, sampler
 from dapo_jax.rollout.draw import Draw
 
 EPS, LAST = 2.0**-24, np.float32(draw._BELOW_ONE)
-by_kernel = jax.jit(draw_triton.draw, compiler_options=typed.OPTIONS)
+by_kernel = jax.jit(draw_triton.by_kernel, compiler_options=typed.OPTIONS)
 
 
 @pytest.mark.parametrize(("vocab", "temperature"), [(100, 1.0), (4096, 0.6), (9001, 1.7)])

@@ -65,6 +65,7 @@ def test_a_token_copies_no_weights_and_waits_for_no_host(sizes):
     text = decode(sizes, 256)
     drawn = sizes[2] == 1  # by a kernel, where a GPU has the whole vocabulary
     assert text.count("xla.gpu.triton") == SHAPE.num_layers + drawn
+    assert not drawn or (256 // sizes[0], 1, 1) in grids(text)  # a device its own rows
     assert "dynamic_slice" not in text and "dynamic_update_slice" not in text
     assert not re.findall("callback|infeed|outfeed|stablehlo.send|stablehlo.recv", text)
     assert text.count("stablehlo.while") == 2

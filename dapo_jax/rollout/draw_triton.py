@@ -13,14 +13,24 @@ import jax
 import jax.numpy as jnp
 
 from dapo_jax import parallel
+from dapo_jax.rollout import draw as xla
 from dapo_jax.rollout.draw import Drawn
 
 _BLOCK, _WARPS = 4096, 8  # tokens of the vocabulary that a program reads at a time
 _LOWEST = -1e30  # finite: exp of a difference to it is 0 and not NaN
 
 
-def draw(logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array) -> Drawn:
-    """Mode 'full', of logits float32 that one device holds whole. As in `draw.draw` to rounding: a
+def draw(logits_SxV, uniform_S, temperature, top_p, mode: str) -> Drawn:
+    """`draw.draw`: by the kernel in mode 'full' where each GPU holds its rows' whole vocabulary."""
+    if mode != "full" or parallel.platform() != "gpu" or parallel.axis_size("vocab") > 1:
+        return xla.draw(logits_SxV, uniform_S, temperature, top_p, mode)
+    row = ("batch",)
+    split = parallel.per_shard(by_kernel, (("batch", None), row, ()), Drawn(row, row, row))
+    return split(logits_SxV, uniform_S, temperature)
+
+
+def by_kernel(logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array) -> Drawn:
+    """Mode 'full', of logits float32 that one device holds whole. As by XLA to rounding: a
     token differs where the uniform number lies that near to the border between two tokens. Off GPUs
     it is interpreted, for tests."""
     from jax.experimental import pallas as pl  # here: see paged_kernel.py

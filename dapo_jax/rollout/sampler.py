@@ -64,8 +64,7 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model, layers = joined.bind_layers(shape, params)
     logits = kernel.decode_logits(model)
-    draw_rows = draw.draw_apart if kernel.rows_apart else draw.draw
-    by_kernel = parallel.platform() == "gpu" and mode == "full" and parallel.axis_size("vocab") == 1
+    draw_rows = draw.draw_apart if kernel.rows_apart else draw_triton.draw
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     zeros = [jnp.zeros((S, steps), dtype) for dtype in ("int32", "float32", "float32")]
@@ -81,10 +80,7 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
         logits_SxV = logits(x_Sx1xD, active_S)
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
-        if by_kernel:
-            drawn = draw_triton.draw(logits_SxV, uniform_S, temperature)
-        else:
-            drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
+        drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
         count_S = out.count_S + active_S
         out = Chunk(
