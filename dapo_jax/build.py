@@ -161,9 +161,9 @@ def build_machine(
     if shape.vocab_size < vocab_tokens:
         have = f"the tokenizer has {vocab_tokens} ids, the model {shape.vocab_size} embedding rows"
         raise schema.ConfigError(f"{have} (config.tokenizer.path, config.model.vocab_size)")
-    shared = config.optim.share_prompts
-    kernel = attention_kernels.choose(shape.attention, config.model.dtype, shape.head_dim, shared)
-    if shared and kernel in ("splash", "triton"):
+    how = shape.attention, config.model.dtype, shape.head_dim, shape.shared_prompts
+    kernel = attention_kernels.choose(*how)
+    if config.optim.share_prompts and kernel in ("splash", "triton"):
         why = f"{kernel} attention (TPUs have splash) cannot see a prompt beside its own segment"
         raise schema.ConfigError(f"config.optim.share_prompts: {why}; set model.attention=chunked")
     if kernel == "triton" and not paged_triton.fits(16, shape.head_dim):

@@ -56,10 +56,15 @@ def join(layer: qwen2.Params) -> qwen2.Params:
     return rest | {"joined": Joined(beside(_HEADS, D), bias, beside(_MLP, D))}
 
 
-def layout(c: qwen2.Shape, mesh: Mesh):
-    """Shardings of a joined layer, which each device holds whole."""
-    layer = {n: jax.ShapeDtypeStruct(w.shape[1:], w.dtype) for n, w in _stacks(c).items()}
-    return jax.tree.map(lambda _: parallel.replicated(mesh), jax.eval_shape(join, layer))
+def choose(c: qwen2.Shape, mesh: Mesh, layer):
+    """(function that joins the layers of decode weights where that pays, shardings of one layer).
+    layer: those of its weights apart."""
+    if c.scan_layers or not pays(mesh, layer):
+        return (lambda params: params), layer
+    one = jax.jit(join)
+    weights = {n: jax.ShapeDtypeStruct(w.shape[1:], w.dtype) for n, w in _stacks(c).items()}
+    whole = jax.tree.map(lambda _: parallel.replicated(mesh), jax.eval_shape(join, weights))
+    return lambda params: params | {"blocks": [*map(one, params["blocks"])]}, whole
 
 
 def _stacks(c: qwen2.Shape) -> qwen2.Params:

@@ -26,8 +26,7 @@ def decode_weights(
     shape = trained.merged
     stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     layer = jax.tree.map(lambda s: NamedSharding(mesh, P(*s.spec[1:])), stacked["blocks"])
-    join = jax.jit(joined.join) if joined.pays(mesh, layer) and not shape.scan_layers else None
-    of_layer = joined.layout(shape, mesh) if join else layer
+    join, of_layer = joined.choose(shape, mesh, layer)
     apart = stacked | {"blocks": [of_layer] * shape.num_layers}
     layout = stacked if shape.scan_layers else apart
 
@@ -36,8 +35,7 @@ def decode_weights(
         return qwen2.cast(qwen2.even_keys(params) if even_keys else params, dtype, shape)
 
     def to_decode_layout(params):
-        params = convert(params) if shape.scan_layers else qwen2.unstacked(convert(params))
-        return params | {"blocks": [*map(join, params["blocks"])]} if join else params
+        return convert(params) if shape.scan_layers else join(qwen2.unstacked(convert(params)))
 
     to_decode_layout = jax.jit(to_decode_layout, out_shardings=layout)
 
@@ -45,8 +43,8 @@ def decode_weights(
         if even_keys or qwen2.trained(params) is not params:
             return to_decode_layout(params)
         params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
-        params = params if shape.scan_layers else _take_apart(params, [layer] * shape.num_layers)
-        return params | {"blocks": [*map(join, params["blocks"])]} if join else params
+        count = shape.num_layers
+        return params if shape.scan_layers else join(_take_apart(params, [layer] * count))
 
     return DecodeWeights(to_decode_layout, take, layout)
 
