@@ -45,12 +45,12 @@ class Blocks:
         self.K, self.Q, self.head_dim = self.k.shape[1] // self.d, queries, head_dim
         self.heads = self.q.shape[1] // (self.K * self.d)  # of a key/value head
         self.R = self.table.shape[0] // self.length.shape[0]
-        self.W, core = self.rows.shape[0] // pl.num_programs(0), pl.program_id(0)
-        self.count, self.listed = count[core], core * self.W
+        self.W, self.core = self.rows.shape[0] // pl.num_programs(0), pl.program_id(0)
+        self.count = count[self.core]
 
     def row_at(self, n):
         """(row, its length, its last block) of the n-th of the core's rows."""
-        row = self.rows[self.listed + jnp.minimum(n, self.W - 1)]
+        row = self.rows[self.core * self.W + jnp.minimum(n, self.W - 1)]
         length = self.length[row]
         return row, length, div(length - 1, self.T)
 
