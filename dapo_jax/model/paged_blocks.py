@@ -157,21 +157,20 @@ class Blocks:
     def lanes(self, i, width):
         return pl.ds(pl.multiple_of(i * width, self.d), width)
 
-    def new_of(self, row, head):
-        """A row's places in one head, in float32: queries [Q, G d], keys and values [Q, d]; and how
-        their [..., d] are rotated."""
-        n, d = rows_of(self.Q), self.d
+    def stretch(self, ref, row, i, width):
+        """The i-th [Q, width] of a row's places, from rows of numbers that lie in VMEM."""
+        n, above = rows_of(self.Q), rem(row, ROWS)  # a load starts at a multiple of ROWS
+        some = ref[pl.ds(pl.multiple_of(row - above, ROWS), n), self.lanes(i, width)]
+        return pltpu.roll(some, n - rem(row, ROWS), 0)[: self.Q]
 
-        def stretch(ref, i, width=d):  # a load starts at a multiple of ROWS, a rotation does not
-            rows = pl.ds(pl.multiple_of(row - rem(row, ROWS), ROWS), n)
-            return pltpu.roll(ref[rows, self.lanes(i, width)], n - rem(row, ROWS), 0)[: self.Q]
-
-        cos_Qxd, after_Qxd, before_Qxd = (stretch(self.turn, i) for i in range(3))
+    def rotation(self, row):
+        """What rotates [Q, d] of a row's places, or with Q = 1 any [..., d]."""
+        turns = (self.stretch(self.turn, row, i, self.d) for i in range(3))
+        cos_Qxd, after_Qxd, before_Qxd = turns
         half = self.head_dim // 2
 
         def rotated(x):
-            after, before = (pltpu.roll(x, n, 1) for n in (d - half, half))
+            after, before = (pltpu.roll(x, n, 1) for n in (self.d - half, half))
             return x * cos_Qxd + after * after_Qxd + before * before_Qxd
 
-        q_QxGd = stretch(self.q, head, self.heads * d)
-        return q_QxGd, stretch(self.k, head), stretch(self.v, head), rotated
+        return rotated

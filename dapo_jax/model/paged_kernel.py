@@ -161,19 +161,23 @@ def _kernel(*refs, head_dim: int):
     def new_of(row, head):
         """A row's queries of a head, [G, d], key and value, [1, d], these as they are quantized or
         in the pool's dtype."""
-        q_1xGd, k_1xd, v_1xd, rotated = at.new_of(row, head)
+        rotated, q_1xGd = at.rotation(row), at.stretch(at.q, row, head, heads * d)
         parts = [q_1xGd[:, g * d : (g + 1) * d] for g in range(heads)]
         q_Gxd = jnp.concatenate([*parts, jnp.zeros((G - heads, d))] if heads < G else parts)
-        new = rotated(q_Gxd).astype(at.y_buffer.dtype), rotated(k_1xd), v_1xd
-        return new if quantized else [x.astype(at.buffers[0].dtype) for x in new]
+        k_1xd, v_1xd = (at.stretch(x, row, head, d) for x in (at.k, at.v))
+        new = rotated(q_Gxd), rotated(k_1xd), v_1xd
+        if quantized:
+            return new[0].astype(at.y_buffer.dtype), *new[1:]
+        return tuple(x.astype(at.buffers[0].dtype) for x in new)
 
     def leaving(spot, row, head, page, offset):
         """The copies of what a row and head makes: attention, the tiles of its key and value."""
-        tiles, place = [x.at[spot, 0] for x in at.tile_buffers], pl.ds(offset, tile)
         pairs = [(at.y_buffer.at[spot, 0], at.y.at[row, :, at.lanes(head, heads * d)])]
-        pairs += [(tiles[0].at[j], at.pages[j].at[head, page, place]) for j in range(2)]
+        for j in range(2):
+            place = at.pages[j].at[head, page, pl.ds(offset, tile)]
+            pairs.append((at.tile_buffers[0].at[spot, 0, j], place))
         if quantized:
-            pairs.append((tiles[1], at.pages[2].at[head, page]))
+            pairs.append((at.tile_buffers[1].at[spot, 0], at.pages[2].at[head, page]))
         return [pltpu.make_async_copy(*pair, at.left.at[spot]) for pair in pairs]
 
     def wait_left(spot):  # all are of the same size, whoever waits
@@ -200,8 +204,8 @@ def _kernel(*refs, head_dim: int):
                 new_1xd, scale = quantize(new_1xd)
                 mine = jax.lax.broadcasted_iota(jnp.int32, (1, P), 1) == rem(token, P)
                 old = at.buffers[2][slot, p, j : j + 1]
-                for x in (at.buffers[2].at[slot, p], at.tile_buffers[1].at[spot, 0]):
-                    x[j : j + 1] = jnp.where(mine, scale, old)
+                at.buffers[2][slot, p, j : j + 1] = jnp.where(mine, scale, old)
+                at.tile_buffers[1][spot, 0, j : j + 1] = jnp.where(mine, scale, old)
                 old = buffer[there].astype(jnp.int32)  # registers of bytes are not masked
                 tokens = jnp.where(own, new_1xd.astype(jnp.int32), old).astype(buffer.dtype)
             else:

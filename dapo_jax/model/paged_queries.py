@@ -87,8 +87,9 @@ def _kernel(queries_ref, *refs, head_dim: int, queries: int):
 
     def new_of(row, head):
         """A row's places in one head: queries [M, d], keys and values [Q, d] in float32."""
-        q_QxGd, k_Qxd, v_Qxd, rotated = at.new_of(row, head)
+        rotated, q_QxGd = at.rotation(row), at.stretch(at.q, row, head, heads * d)
         q_Mxd = by_query([rotated(q_QxGd[:, g * d : (g + 1) * d]) for g in range(heads)])
+        k_Qxd, v_Qxd = (at.stretch(x, row, head, d) for x in (at.k, at.v))
         return q_Mxd.astype(at.y_buffer.dtype), rotated(k_Qxd), v_Qxd
 
     def in_tile(new_Qxd, position):
@@ -110,14 +111,16 @@ def _kernel(queries_ref, *refs, head_dim: int, queries: int):
             for j in range(Q)
         ]
         for i, token in enumerate((position, end - 1)):
-            page, tiles = at.page_of(row, div(token, P)), [x.at[spot, i] for x in at.tile_buffers]
+            page = at.page_of(row, div(token, P))
             more = div(position, tile) < div(end - 1, tile) if i else True
             place = pl.ds(pl.multiple_of(div(rem(token, P), tile) * tile, tile), tile)
             for j in range(2):
-                out.append((more, copy(tiles[0].at[j], at.pages[j].at[head, page, place])))
+                pair = at.tile_buffers[0].at[spot, i, j], at.pages[j].at[head, page, place]
+                out.append((more, copy(*pair)))
             if quantized:
                 more = div(position, P) < div(end - 1, P) if i else True
-                out.append((more, copy(tiles[1], at.pages[2].at[head, page])))
+                pair = at.tile_buffers[1].at[spot, i], at.pages[2].at[head, page]
+                out.append((more, copy(*pair)))
         return out
 
     def each_leaving(item, act):
