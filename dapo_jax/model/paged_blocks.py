@@ -161,7 +161,7 @@ class Blocks:
         """The i-th [Q, width] of a row's places, from rows of numbers that lie in VMEM."""
         n, above = rows_of(self.Q), rem(row, ROWS)  # a load starts at a multiple of ROWS
         some = ref[pl.ds(pl.multiple_of(row - above, ROWS), n), self.lanes(i, width)]
-        return pltpu.roll(some, n - rem(row, ROWS), 0)[: self.Q]
+        return pltpu.roll(some, n - above, 0)[: self.Q]
 
     def rotation(self, row):
         """What rotates [Q, d] of a row's places, or with Q = 1 any [..., d]."""

@@ -91,8 +91,8 @@ def attend(
 
 def call(kernel, new, pages, first, todo: Work, live_S, counts=(), queries=1):
     """`attend` by a kernel. new: (q, k, v). live_S: bool. counts: int32 [S] that it takes before
-    the other scalars. queries: places of a row at most, Q. Results leave from buffers of [Q, 1, G d],
-    keys and values from as many tiles as the places can be in."""
+    the other scalars. queries: places of a row at most, Q. Buffers hold what leaves of a row and
+    head: [Q, 1, G d] of attention, keys and values of as many tiles as its places can be in."""
     from jax.experimental import pallas as pl  # here: it takes 0.2 s, and where no kernel runs
     from jax.experimental.pallas import tpu as pltpu  # nobody should wait for it
 

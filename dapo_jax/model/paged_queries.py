@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import div, rem
 
 from dapo_jax.model import paged_kernel
-from dapo_jax.model.paged_kernel import _LEAVING, _TILE, Work, div, quantize, rem
+from dapo_jax.model.paged_kernel import _LEAVING, _TILE, Work, quantize
 
 
 class Passes(NamedTuple):
