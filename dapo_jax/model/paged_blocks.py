@@ -24,9 +24,11 @@ def rows_of(queries: int) -> int:
 
 
 class Blocks:
-    """The pages of a core's rows on their way to VMEM, in blocks, and through the softmax: what all
-    kernels do that read them. refs: as `call` gives them, from `first` on; head_dim, queries: as
-    there. A cursor says what to ask for next: (the n-th of the core's rows, head, block)."""
+    """Blocks of a core's rows: over the references that `paged_kernel.call` gives to a kernel, from
+    `first` on. A buffer has `depth` slots of a block each, one to read and `ahead` to fill.
+
+    A cursor is what to ask for next: (n-th of the core's rows, head, block). A softmax is, of each
+    query: (largest score [M, 1], sum of weights [M, 1], sum of weighted values [M, d]), float32."""
 
     def __init__(self, refs, head_dim: int, queries: int = 1):
         self.first, count, self.rows, self.length, self.table, *refs = refs
@@ -37,11 +39,8 @@ class Blocks:
         self.buffers, self.y_buffer = refs[2 * n + 1 : 3 * n + 1], refs[3 * n + 1]
         *self.tile_buffers, self.arrived, self.left = refs[3 * n + 2 :]
         self.depth, self.B, self.P, self.d = self.buffers[0].shape
-        self.ahead, self.T, self.tile = (
-            self.depth - 1,
-            self.B * self.P,
-            self.tile_buffers[0].shape[3],
-        )
+        self.ahead, self.T = self.depth - 1, self.B * self.P
+        self.tile = self.tile_buffers[0].shape[3]  # tokens written back together
         self.K, self.Q, self.head_dim = self.k.shape[1] // self.d, queries, head_dim
         self.heads = self.q.shape[1] // (self.K * self.d)  # of a key/value head
         self.R = self.table.shape[0] // self.length.shape[0]
@@ -95,6 +94,7 @@ class Blocks:
             pltpu.make_async_copy(x.at[slot], x.at[slot], self.arrived.at[slot]).wait()
 
     def wait_last(self, slot, length):
+        """Wait for the pages of a row's last block."""
         wait = lambda p: [copy.wait() for copy in self.copies(0, 0, slot, p)] and None
         self.last_pages(length, wait)
 
@@ -165,9 +165,8 @@ class Blocks:
 
     def rotation(self, row):
         """What rotates [Q, d] of a row's places, or with Q = 1 any [..., d]."""
-        turns = (self.stretch(self.turn, row, i, self.d) for i in range(3))
-        cos_Qxd, after_Qxd, before_Qxd = turns
-        half = self.head_dim // 2
+        parts = (self.stretch(self.turn, row, i, self.d) for i in range(3))
+        (cos_Qxd, after_Qxd, before_Qxd), half = parts, self.head_dim // 2
 
         def rotated(x):
             after, before = (pltpu.roll(x, n, 1) for n in (self.d - half, half))

@@ -1,5 +1,6 @@
 """Attention of one new token a row over its pages, for TPU: a Pallas kernel that also rotates the
-token's queries and key and stores its key and value.
+token's queries and key and stores its key and value. What it shares with the kernel of several
+queries is in paged_blocks.py.
 
 What decoding costs is reading keys and values from HBM. A core works through a list of rows; of
 each row it copies blocks of several live pages to VMEM, `_AHEAD` blocks before they are needed and
