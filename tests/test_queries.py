@@ -84,7 +84,7 @@ def reader(g, block, d):
     def reads(*given):
         tpu = pltpu.force_tpu_interpret_mode if g.reader == "kernel" else contextlib.nullcontext
         with pytest.MonkeyPatch.context() as patch, tpu():
-            patch.setattr(paged_queries, "_BLOCK_TOKENS", block)
+            patch.setattr(paged.paged_kernel, "_BLOCK_TOKENS", block)
             return jax.device_get(run(*given))
 
     return reads
@@ -183,7 +183,7 @@ def test_whose_a_place_is():
     turn = jnp.zeros((8, 3))
     got = paged_queries.passes(length, table, turn, 1, queries=4)
     assert got.count_S.tolist() == [3, 0, 0, 1, 1, 0, 2, 0]
-    assert got.work.length_S.tolist() == [7, 0, 0, 10, 12, 0, 3, 0]
+    assert got.work.length_S.tolist() == [9, 0, 0, 10, 12, 0, 4, 0]
     assert got.live_S.tolist() == [n > 0 for n in length.tolist()]
     assert got.work.count_C.tolist() == [4]
     assert paged_queries.most(128, False) == 16 and paged_queries.most(128, True) == 32

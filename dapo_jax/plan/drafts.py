@@ -23,7 +23,7 @@ from dapo_jax.pods.slices import Pod
 
 # Bundles of the kernel of several queries over those of one, 4 places of a row: counted by
 # `plan --kernels` on v5p and v6e, bfloat16 and int8 (docs/drafts.md), the most of them.
-BLOCK, BESIDE = 1.18, 2.02
+BLOCK, BESIDE = 1.17, 2.02
 
 
 class Drafted(NamedTuple):
@@ -78,25 +78,30 @@ def sampling(
     return phases, float(tail.sum()), float((tail / np.where(pays_C, drawn_C, 1)).sum())
 
 
-def drafted(config, work: step.Work, scene: Scene, k: Values, acceptance: float, visited: bool):
-    """`Drafted` of one acceptance. acceptance 0: of the plain engine."""
-    phases = dict(step.timer(config, work, scene)(k).phases)
-    tokens = passes = 0.0
-    if acceptance:
-        weights = [*work.rollouts.shares(), *[n for n, _ in work.evaluations]]
-        traces = [*work.rollouts.traces, *[trace for _, trace in work.evaluations]]
-        tests = 0.0
-        for i, (share, trace) in enumerate(zip(weights, traces, strict=True)):
-            call = roofline.call(trace, work.prefill_chunks, scene)
-            before, _ = roofline.sampling(call, scene, k)
-            after, n, made = sampling(call, scene, k, config, acceptance, visited)
-            if i >= len(work.rollouts.traces):
-                tests += share * (sum(after.values()) - sum(before.values()))
-                continue
-            tokens, passes = tokens + share * n, passes + share * made
-            for what, seconds in after.items():
-                phases[what] += share * (seconds - before[what])
-        phases["evaluation"] += tests / config.eval.every if config.eval.every else 0.0
+class Traced(NamedTuple):
+    """Calls of the sampler, without guesses."""
+
+    share: float  # of such calls in a step; of tests: in an evaluation
+    call: Call
+    phases: dict[str, float]  # seconds, as of `roofline.sampling`
+
+
+def drafted(
+    config, plain: dict[str, float], rollouts: list[Traced], tests: list[Traced], scene: Scene,
+    k: Values, acceptance: float, visited: bool,
+) -> Drafted:  # fmt: skip
+    """`Drafted` of one acceptance; 0: of the plain engine. plain: its seconds by phase."""
+    phases, tokens, passes, longer = dict(plain), 0.0, 0.0, 0.0
+    with_guesses = lambda call: sampling(call, scene, k, config, acceptance, visited)
+    for share, call, before in rollouts if acceptance else []:
+        after, n, made = with_guesses(call)
+        tokens, passes = tokens + share * n, passes + share * made
+        for what, seconds in after.items():
+            phases[what] += share * (seconds - before[what])
+    for share, call, before in tests if acceptance else []:
+        after, *_ = with_guesses(call)
+        longer += share * (sum(after.values()) - sum(before.values()))
+    phases["evaluation"] += longer / config.eval.every if config.eval.every else 0.0
     parts = phases["tail"], phases["host"], phases["evaluation"], sum(phases.values())
     return Drafted(acceptance, visited, *parts, tokens / passes if passes else 1.0)
 
@@ -116,7 +121,15 @@ def compared(config, pod: Pod, traffic: Traffic, shares: list[str]) -> dict[str,
     scene = Scene(config, network(config), sizes, pod)
     tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
     work = step.work(config, traffic, scene, eval_problems=tests)
-    of = lambda a, visited: drafted(config, work, scene, VALUES, a, visited)
+
+    def traced(share, trace):
+        call = roofline.call(trace, work.prefill_chunks, scene)
+        return Traced(share, call, roofline.sampling(call, scene, VALUES)[0])
+
+    rollouts = [*map(traced, work.rollouts.shares(), work.rollouts.traces)]
+    evaluations = [traced(*x) for x in work.evaluations]
+    given = config, step.timer(config, work, scene)(VALUES).phases, rollouts, evaluations
+    of = lambda a, visited: drafted(*given, scene, VALUES, a, visited)
     found = [of(0.0, True), *(of(a, visited) for visited in (True, False) for a in acceptances)]
     text = filled_in("drafts.txt", found=found, config=config, pod=pod)
     return {"drafts": [x._asdict() for x in found], "text": text}
