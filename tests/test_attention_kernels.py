@@ -136,15 +136,8 @@ def test_auto_goes_by_platform():
     low, full = jnp.bfloat16, jnp.float32
     for platform, of_kind in (
         ("tpu", {(low, 128): "splash", (full, 64): "splash", (low, 16): "chunked"}),
-        (
-            "gpu",
-            {
-                (low, 64): "triton",
-                (low, 80): "cudnn",
-                (low, 64, True): "cudnn",
-                (full, 64): "chunked",
-            },
-        ),
+        ("gpu", {(low, 64): "triton", (low, 80): "cudnn", (full, 64): "chunked"}),
+        ("gpu", {(low, 64, True): "cudnn"}),
         ("cpu", {(low, 64): "chunked"}),
     ):
         with parallel.mesh_scope(described(platform), RULES):
