@@ -87,11 +87,11 @@ def _decode(
         drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode, near)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
         count_S = out.count_S + active_S
-        active_S &= ~stopped_S & (slots.emitted_S + count_S < slots.limit_S)
         kept = (*out[:3], out.near_SxN)
         *kept, near_SxN = jax.tree.map(lambda x_SxN, x_S: x_SxN.at[:, i].set(x_S), kept, (*drawn,))
-        out = Chunk(*kept, count_S, active_S, near_SxN)
-        return i + 1, pool, drawn.token_S, position_S + rows.active_S, out
+        goes_on_S = active_S & ~stopped_S & (slots.emitted_S + count_S < slots.limit_S)
+        out = Chunk(*kept, count_S, goes_on_S, near_SxN)
+        return i + 1, pool, drawn.token_S, position_S + active_S, out
 
     def several(carry):
         return jax.lax.fori_loop(0, ask, lambda _, carry: step(carry), carry)
