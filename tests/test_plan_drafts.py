@@ -1,5 +1,6 @@
 """What `plan` says about guesses: tokens of a pass against a simulation, seconds by hand."""
 
+import json
 import re
 
 import numpy as np
@@ -13,6 +14,7 @@ from dapo_jax.plan.roofline import Call, Scene
 from dapo_jax.plan.shapes import network
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices
+from dapo_jax.rollout.drafts import Counts
 
 POD = slices.parse("v5p-256")
 
@@ -95,6 +97,53 @@ def test_mistakes_are_one_line():
     config.rollout.draft_tokens = 0
     with pytest.raises(ValueError, match="set --config.rollout.draft_tokens"):
         drafts.compared(config, POD, traffic, [".4"])
+
+
+def logged(path, *steps):
+    """A log of steps of (passes, rows, drafted, kept)."""
+    lines = []
+    for i, (passes, rows, verified, kept) in enumerate(steps):
+        counts = Counts(passes, rows, (verified, 0, 1), (kept, 0, 1))
+        lines.append(json.dumps({"step": i, "alarms": ["x"], **counts.metrics()}))
+    path.write_text("\n".join([*lines, '{"step": 9, "dra']))
+    return str(path)
+
+
+def test_acceptance_from_a_run_s_log(tmp_path, monkeypatch):
+    """By hand: of each row 3 guesses, of which .6, .36 and .216 are kept; the last steps count, a
+    line that was cut off does not. A plan takes them beside numbers."""
+    rows = 100_000
+    kept = round(rows * (0.6 + 0.36 + 0.216))
+    old, step = (5, 50, 100, 1), (7, rows, 3 * rows - 1, kept - 1)
+    file = logged(tmp_path / "metrics.jsonl", *[old] * 3, *[(0, 0, 0, 0)], *[step] * drafts.STEPS)
+    found = drafts.measured(str(tmp_path))
+    assert found.acceptance == pytest.approx(0.6, abs=1e-5) and found.steps == drafts.STEPS
+    assert found.guesses == pytest.approx(3) and found.tokens == pytest.approx(2.176)
+    assert drafts.measured(file)[1:] == found[1:]
+    config, _ = of_32b()
+    monkeypatch.setattr(drafts.step, "work", lambda *_, **__: None)  # the slow test's
+    made = lambda config, work, scene, k, acceptance, visited: drafts.Drafted(
+        acceptance, visited, *[1.0] * 5
+    )
+    monkeypatch.setattr(drafts, "drafted", made)
+    got = drafts.compared(config, POD, Traffic(256, 5120), [".4", file])
+    assert [x["acceptance"] for x in got["drafts"][1:3]] == [0.4, found.acceptance]
+    assert got["runs"] == [found._replace(run=file)._asdict()]
+    assert got["text"][0] == (
+        f"{file}: 0.60 of guessed tokens are right, those before them being so: 3.00 guesses of a"
+        " row gave 2.18 tokens a pass in its last 10 steps with passes"
+    )
+
+
+def test_a_log_that_tells_no_acceptance_is_one_line(tmp_path):
+    config, _ = of_32b()
+    for steps, said in (([], "nothing was guessed"), ([(3, 5, 8, -1)], "no guess was right")):
+        file = logged(tmp_path / "metrics.jsonl", *steps)
+        with pytest.raises(ValueError, match=f"{file}: {said} in it; wants the log of a run"):
+            drafts.compared(config, POD, Traffic(256, 5120), [str(tmp_path)])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty': wants shares below 1, as .4,.5,.6, or a run's"):
+        drafts.measured(str(tmp_path / "empty"))
 
 
 @pytest.mark.slow

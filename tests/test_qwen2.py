@@ -65,8 +65,9 @@ def yarn_factors(c):
     return 1 - slow + slow / c.yarn.factor
 
 
-def oracle_hidden(c, params, tokens, xp=np):
-    """Final hidden states [..., T, D] of sequences that begin at cell 0, in the straightest way."""
+def oracle_hidden(c, params, tokens, xp=np, held=lambda x: x):
+    """Final hidden states [..., T, D] of sequences that begin at cell 0, in the straightest way.
+    held: what a cache makes of keys and of values [..., T, K, d]."""
     T, half = tokens.shape[-1], c.head_dim // 2
     angle_Tx1xh = xp.arange(T)[:, None, None] * (
         xp.power(c.rope_theta, -xp.arange(half) / half) * yarn_factors(c)
@@ -85,7 +86,8 @@ def oracle_hidden(c, params, tokens, xp=np):
         q, k, v = (xp.tensordot(h, w[n], 1) + w.get(f"{n}_bias", 0) for n in "qkv")
         if c.qk_norm:
             q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
-        scores = xp.einsum("...Thd,...Shd->...hTS", rotate(q), rotate(k)[..., serves, :])
+        k, v = held(rotate(k)), held(v)
+        scores = xp.einsum("...Thd,...Shd->...hTS", rotate(q), k[..., serves, :])
         scores = xp.where(np.tri(T, dtype=bool), scores / c.head_dim**0.5, -1e30)
         weights = xp.exp(scores - scores.max(-1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
@@ -97,12 +99,12 @@ def oracle_hidden(c, params, tokens, xp=np):
     return norm(x, params["final_norm"])
 
 
-def oracle_logits(c, params, tokens, xp=np):
+def oracle_logits(c, params, tokens, xp=np, **held):
     """The same with the head: logits [..., T, V]; by NumPy in float64."""
     if xp is np:
         params = jax.tree.map(np.float64, params)
     head = params["embed"].T if c.tie_embeddings else params["lm_head"]
-    return oracle_hidden(c, params, tokens, xp) @ head
+    return oracle_hidden(c, params, tokens, xp, **held) @ head
 
 
 # The packed sequences, each in a row of its own, and behind them the two rows as they are.

@@ -48,7 +48,7 @@ def define_flags() -> None:
     flags.DEFINE_float("accept", default["accept"], "Assumed share of mixed groups.", 0, 1)
     flags.DEFINE_integer("eval_problems", default["eval_problems"], "Assumed problems of a set.", 0)
     flags.DEFINE_bool("staleness", False, "Simulate staleness 0, 1, 2.")
-    said = "Shares of guessed tokens that are right (docs/drafts.md), as .4,.5,.6."
+    said = "Shares of guessed tokens that are right, as .4,.5; or a run that drew with guesses."
     flags.DEFINE_list("draft_acceptance", [], said)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")

@@ -1,4 +1,4 @@
-"""What guesses (docs/drafts.md) would make of a step: `plan --draft_acceptance=.4,.5,.6`.
+"""What guesses (docs/drafts.md) would make of a step: `plan --draft_acceptance=.4,.5,runs/x`.
 
 Each guessed token is right with one probability, those before it being so, whatever the row; so the
 schedule stays what it is, and a chunk of it takes fewer passes. Where a pass is made, and with how
@@ -7,6 +7,8 @@ many guesses, is decided as `rollout.drafts.Drafts.choose` does it, by the cost 
 Dims: C chunks.
 """
 
+import json
+import pathlib
 import re
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from dapo_jax.pods.slices import Pod
 # Bundles of the kernel of several queries over those of one, 4 places of a row: counted by
 # `plan --kernels` on v5p and v6e, bfloat16 and int8 (docs/drafts.md), the most of them.
 BLOCK, BESIDE = 1.17, 2.02
+STEPS = 10  # the last of a run's in which passes verified guesses
 
 
 class Drafted(NamedTuple):
@@ -45,6 +48,64 @@ def per_pass(acceptance: float, guesses: np.ndarray) -> np.ndarray:
     longest = int(whole.max(initial=0)) + 1
     sums = np.cumsum(acceptance ** np.arange(longest + 1))
     return sums[whole] + (guesses - whole) * acceptance ** (whole + 1.0)
+
+
+class Measured(NamedTuple):
+    """What a run's passes did in the last steps that had any."""
+
+    run: str
+    steps: int
+    guesses: float  # of a row in a pass
+    tokens: float  # that it drew
+    acceptance: float  # with which so many guesses give so many tokens
+
+
+def measured(run: str) -> Measured:
+    """run: a run's directory or its metrics.jsonl. ValueError: neither, or nothing was guessed.
+
+    Guesses behind a wrong one were verified for nothing, so that the share of kept ones is less
+    than the probability of one; this is found from `per_pass`, which grows with it."""
+    path = pathlib.Path(run)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(
+            f"--draft_acceptance: {run!r}: wants shares below 1, as .4,.5,.6, or a run's directory"
+            " with its metrics.jsonl"
+        )
+    with path.open(errors="replace") as lines:
+        records = [r for r in map(_record, lines) if r.get("drafts/passes")][-STEPS:]
+    verified, kept = (
+        [sum(n for tag, n in r.items() if tag.startswith(f"drafts/{what}/")) for r in records]
+        for what in ("drafted", "accepted")
+    )
+    if not sum(kept):
+        what = "no guess was right" if records else "nothing was guessed"
+        raise ValueError(
+            f"--draft_acceptance: {path}: {what} in it; wants the log of a run with"
+            " rollout.draft_tokens, or shares as .4,.5,.6"
+        )
+    # Where none was kept its rows are not told: one of each pass at least.
+    more = [r.get("drafts/tokens_per_row", 1) - 1 for r in records]
+    rows = sum(
+        n / x if x > 0 else r["drafts/passes"] for n, x, r in zip(kept, more, records, strict=True)
+    )
+    guesses, tokens = sum(verified) / rows, 1 + sum(kept) / rows
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        enough = per_pass(middle, np.array([guesses]))[0] >= tokens
+        low, high = (low, middle) if enough else (middle, high)
+    return Measured(run, len(records), guesses, tokens, high)
+
+
+def _record(line: str) -> dict[str, float]:
+    """The numbers of a log's line; none where it is no record, as one that was cut off."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {tag: x for tag, x in numbers if isinstance(x, int | float)}
 
 
 def slowed(scene: Scene, k: Values) -> Values:
@@ -113,10 +174,10 @@ def compared(config, pod: Pod, traffic: Traffic, shares: list[str]) -> dict[str,
         raise ValueError("--draft_acceptance: there is no time of a pass with guesses for GPUs")
     if not config.rollout.draft_tokens:
         raise ValueError("--draft_acceptance: set --config.rollout.draft_tokens, at most 15")
-    for text in shares:
-        if not re.fullmatch(r"0?\.\d*[1-9]\d*", text):
-            raise ValueError(f"--draft_acceptance: {text!r}: wants shares below 1, as .4,.5,.6")
-    acceptances = [float(text) for text in shares]
+    known = [re.fullmatch(r"0?\.\d*[1-9]\d*", share) for share in shares]
+    runs = [measured(share) for share, number in zip(shares, known, strict=True) if not number]
+    logged = {run.run: run.acceptance for run in runs}
+    acceptances = [logged[x] if x in logged else float(x) for x in shares]
     sizes = validation.resolve_mesh(config, pod.devices)
     scene = Scene(config, network(config), sizes, pod)
     tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
@@ -131,5 +192,6 @@ def compared(config, pod: Pod, traffic: Traffic, shares: list[str]) -> dict[str,
     given = config, step.timer(config, work, scene)(VALUES).phases, rollouts, evaluations
     of = lambda a, visited: drafted(*given, scene, VALUES, a, visited)
     found = [of(0.0, True), *(of(a, visited) for visited in (True, False) for a in acceptances)]
-    text = filled_in("drafts.txt", found=found, config=config, pod=pod)
-    return {"drafts": [x._asdict() for x in found], "text": text}
+    text = filled_in("drafts.txt", found=found, config=config, pod=pod, runs=runs)
+    told = {"drafts": [x._asdict() for x in found], "runs": [x._asdict() for x in runs]}
+    return told | {"text": text}

@@ -46,6 +46,7 @@ class Counts(NamedTuple):
     rows: int = 0  # rows in them: each draws one token at least
     drafted: tuple[int, ...] = (0,) * len(SOURCES)
     accepted: tuple[int, ...] = (0,) * len(SOURCES)
+    near_ties: int = 0  # tokens drawn, by a pass or not, that rounding could make others
 
     @property
     def tokens_per_row(self) -> float:
@@ -54,8 +55,8 @@ class Counts(NamedTuple):
 
     def __add__(self, other: "Counts") -> "Counts":
         plus = lambda a, b: tuple(map(sum, zip(a, b, strict=True)))
-        drafted, accepted = plus(self.drafted, other.drafted), plus(self.accepted, other.accepted)
-        return Counts(self.passes + other.passes, self.rows + other.rows, drafted, accepted)
+        return Counts(*(plus(a, b) if isinstance(a, tuple) else a + b
+                        for a, b in zip(self, other, strict=True)))  # fmt: skip
 
     def __radd__(self, nothing: int) -> "Counts":
         return self  # of `sum`
@@ -68,7 +69,7 @@ class Counts(NamedTuple):
             for source, n in zip(SOURCES, getattr(self, what), strict=True)
         }
         passes = {"drafts/passes": self.passes, "drafts/tokens_per_row": self.tokens_per_row}
-        return passes | by_source
+        return passes | by_source | {"drafts/near_ties": self.near_ties}
 
 
 class Text:
@@ -315,9 +316,16 @@ class DraftEngine(Engine):
             ]
             kept = [len(columns[0]) - 1 for _, columns, _ in drawn]
             self.drafts.count([guess for guess, _ in self._verified], kept)
-        for (row, columns, _), guess in zip(drawn, self._guesses, strict=True):
+        for (row, columns, _), (_, i), guess in zip(drawn, there, self._guesses, strict=True):
+            near = self._near(out, i, len(columns[0]))
+            self.drafts.counts += Counts(near_ties=int(near.sum()))
             self.drafts.drew(row.index, guess, columns[0].tolist())
         return [(row, columns, self._going(row, columns[0])) for row, columns, _ in drawn]
+
+    def _near(self, out: sampler.Chunk, i: int, n: int) -> np.ndarray:
+        """bool [n]: which tokens of the row at place i are near ties (near_ties.py). Those that no
+        pass drew count too: they read keys that passes wrote."""
+        return out.near_SxN[i, :n] if self._verified is None else out.near_SxN[i : i + n, 0]
 
     def _going(self, row: Row, tokens: np.ndarray) -> bool:
         """Whether a row goes on behind `tokens`: the program stops where the host looks."""

@@ -37,6 +37,7 @@ class Drawn(NamedTuple):
     token_S: jax.Array  # int32
     logp_S: jax.Array  # float32, log-probability of the token at temperature, before any cut
     entropy_S: jax.Array  # float32, nats, of the full distribution at temperature
+    near_S: jax.Array | None = None  # bool: rounding could draw another; where that is asked
 
 
 def uniform(key_S: jax.Array, counter_S: jax.Array) -> jax.Array:
@@ -82,7 +83,7 @@ def blocks(vocab: int) -> tuple[int, int]:
     return n, vocab // n
 
 
-def _in_blocks(x_SxV: jax.Array, pad: float) -> jax.Array:
+def in_blocks(x_SxV: jax.Array, pad: float) -> jax.Array:
     """[S, blocks, tokens a block]; `pad` stands behind the last token."""
     S, V = x_SxV.shape
     n, b = blocks(V)
@@ -93,7 +94,7 @@ def _in_blocks(x_SxV: jax.Array, pad: float) -> jax.Array:
 def first_largest(x_SxV: jax.Array) -> jax.Array:
     """int32 [S]: the first index of each row's maximum. By blocks as in `invert`: XLA on CPUs makes
     an argmax over the vocabulary number by number, five times as slow as all else of a draw."""
-    x_SxNxb = _in_blocks(x_SxV, -jnp.inf)
+    x_SxNxb = in_blocks(x_SxV, -jnp.inf)
     _, n, b = x_SxNxb.shape
     top_SxN = constrain(x_SxNxb.max(-1), "batch", None)
     block_S = _first(top_SxN == top_SxN.max(-1, keepdims=True))
@@ -112,7 +113,7 @@ def invert(weight_SxV: jax.Array, uniform_S: jax.Array) -> tuple[jax.Array, jax.
     """Inverse CDF: (token int32 [S], its weight [S]) for unnormalised weights, uniform < 1. First
     the block and then the token in it: two running sums of about sqrt(V) terms in place of one of
     V. In a parallel one a token of weight 0 may rise above its neighbour: weights are looked at."""
-    weight_SxNxb = _in_blocks(weight_SxV, 0.0)
+    weight_SxNxb = in_blocks(weight_SxV, 0.0)
     _, n, b = weight_SxNxb.shape
     share_SxN = constrain(weight_SxNxb.sum(-1), "batch", None)
 
@@ -138,21 +139,19 @@ def _cross(weight_Sxn, uniform_S):
     return _first(passed_Sxn), cdf_Sxn, target_S
 
 
-def draw(
-    logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array, top_p: jax.Array, mode: str
-) -> Drawn:
+def draw(logits_SxV, uniform_S, temperature, top_p, mode: str, near=None) -> Drawn:
     """`mode` (static): 'full' draws from the whole distribution, 'top_p' from its nucleus (of a
     row at 1, from all of it: the same token as by 'full'), and 'greedy' takes the most likely token
-    (recorded at temperature 1). logits and top_p: float32; top_p: of all rows or [S]."""
+    (recorded at temperature 1). logits and top_p: float32; top_p: of all rows or [S]. near: of
+    near_ties.py, where near ties are told."""
     scaled_SxV = logits_SxV if mode == "greedy" else logits_SxV / temperature
     shifted_SxV = scaled_SxV - scaled_SxV.max(-1, keepdims=True)
     weight_SxV = jnp.exp(shifted_SxV)
-    total_S = weight_SxV.sum(-1)
+    kept, total_S = weight_SxV, weight_SxV.sum(-1)
     if mode == "greedy":
         token_S = first_largest(shifted_SxV)
         taken_S = jnp.ones_like(total_S)
     else:
-        kept = weight_SxV
         if mode == "top_p":
             whole_Sx1 = jnp.atleast_1d(top_p)[:, None] >= 1
             kept = jnp.where(nucleus(weight_SxV, top_p) | whole_Sx1, weight_SxV, 0.0)
@@ -160,18 +159,20 @@ def draw(
     # exp(-inf) * -inf is not a number: a token that cannot come adds nothing to the entropy.
     mean_shifted_S = jnp.where(weight_SxV > 0, weight_SxV * shifted_SxV, 0.0).sum(-1) / total_S
     log_total_S = jnp.log(total_S)
-    return Drawn(token_S, jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S)
+    told = [near(scaled_SxV, weight_SxV, kept, token_S, uniform_S, top_p, mode)] if near else []
+    return Drawn(token_S, jnp.log(taken_S) - log_total_S, log_total_S - mean_shifted_S, *told)
 
 
-def draw_apart(logits_SxV, uniform_S, temperature, top_p_S, mode: str) -> Drawn:
+def draw_apart(logits_SxV, uniform_S, temperature, top_p_S, mode: str, near=None) -> Drawn:
     """`draw`, one row after the other: what is read again and again of a row of a large vocabulary
     stays in a CPU's cache, and a row at top_p 1 has no nucleus to look for."""
 
     def of_row(logits_V, uniform, top_p):
         row = logits_V[None], uniform[None], temperature, top_p
         if mode != "top_p":
-            return draw(*row, mode)
-        return jax.lax.cond(top_p >= 1, lambda: draw(*row, "full"), lambda: draw(*row, mode))
+            return draw(*row, mode, near)
+        full, cut = (lambda: draw(*row, "full", near)), (lambda: draw(*row, mode, near))
+        return jax.lax.cond(top_p >= 1, full, cut)
 
     drawn = jax.lax.map(lambda row: of_row(*row), (logits_SxV, uniform_S, top_p_S))
     return jax.tree.map(lambda x_Sx1: x_Sx1[:, 0], drawn)

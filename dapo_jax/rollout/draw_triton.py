@@ -20,13 +20,19 @@ _BLOCK, _WARPS = 4096, 8  # tokens of the vocabulary that a program reads at a t
 _LOWEST = -1e30  # finite: exp of a difference to it is 0 and not NaN
 
 
-def draw(logits_SxV, uniform_S, temperature, top_p, mode: str) -> Drawn:
+def draw(logits_SxV, uniform_S, temperature, top_p, mode: str, near=None) -> Drawn:
     """`draw.draw`: by the kernel in mode 'full' where each GPU holds its rows' whole vocabulary."""
     if mode != "full" or parallel.platform() != "gpu" or parallel.axis_size("vocab") > 1:
-        return xla.draw(logits_SxV, uniform_S, temperature, top_p, mode)
+        return xla.draw(logits_SxV, uniform_S, temperature, top_p, mode, near)
     row = ("batch",)
     split = parallel.per_shard(by_kernel, (("batch", None), row, ()), Drawn(row, row, row))
-    return split(logits_SxV, uniform_S, temperature)
+    drawn = split(logits_SxV, uniform_S, temperature)
+    if near is None:
+        return drawn
+    scaled_SxV = logits_SxV / temperature
+    weight_SxV = jnp.exp(scaled_SxV - scaled_SxV.max(-1, keepdims=True))
+    told_S = near(scaled_SxV, weight_SxV, weight_SxV, drawn.token_S, uniform_S, top_p, mode)
+    return drawn._replace(near_S=told_S)
 
 
 def by_kernel(logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Array) -> Drawn:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from dapo_jax import parallel
 from dapo_jax.model import joined, kernels, paged, qwen2
-from dapo_jax.rollout import draw, draw_triton
+from dapo_jax.rollout import draw, draw_triton, near_ties
 from dapo_jax.rollout.weights import DecodeWeights, decode_weights
 
 
@@ -49,6 +49,7 @@ class Chunk(NamedTuple):
     entropy_SxN: jax.Array  # float32
     count_S: jax.Array  # int32
     active_S: jax.Array  # bool: still going
+    near_SxN: jax.Array | None = None  # bool, of near_ties.py; with drafts
 
 
 def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
@@ -60,7 +61,9 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
-def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_key, temperature):
+def _decode(
+    shape, kernel, g, steps, stop_ids, near, mode, params, pool, slots, seed_key, temperature
+):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model, layers = joined.bind_layers(shape, params)
     logits = kernel.decode_logits(model)
@@ -68,7 +71,8 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
     S = slots.token_S.shape[0]
     key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
     zeros = [jnp.zeros((S, steps), dtype) for dtype in ("int32", "float32", "float32")]
-    out = Chunk(*zeros, jnp.zeros((S,), jnp.int32), slots.active_S)
+    told = [jnp.zeros((S, steps), bool)] if near else []
+    out = Chunk(*zeros, jnp.zeros((S,), jnp.int32), slots.active_S, *told)
     more = lambda carry: (carry[0] < steps) & carry[-1].active_S.any()
 
     def step(carry):
@@ -80,16 +84,13 @@ def _decode(shape, kernel, g, steps, stop_ids, mode, params, pool, slots, seed_k
         logits_SxV = logits(x_Sx1xD, active_S)
         emitted_S = slots.emitted_S + out.count_S
         uniform_S = draw.uniform(key_S, emitted_S)
-        drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode)
+        drawn = draw_rows(logits_SxV, uniform_S, temperature, slots.top_p_S, mode, near)
         stopped_S = jnp.isin(drawn.token_S, jnp.asarray(stop_ids, jnp.int32))
         count_S = out.count_S + active_S
-        out = Chunk(
-            out.token_SxN.at[:, i].set(drawn.token_S),
-            out.logp_SxN.at[:, i].set(drawn.logp_S),
-            out.entropy_SxN.at[:, i].set(drawn.entropy_S),
-            count_S,
-            active_S & ~stopped_S & (slots.emitted_S + count_S < slots.limit_S),
-        )
+        kept = (*out[:3], out.near_SxN)
+        *kept, near_SxN = jax.tree.map(lambda x_SxN, x_S: x_SxN.at[:, i].set(x_S), kept, (*drawn,))
+        goes_on_S = active_S & ~stopped_S & (slots.emitted_S + count_S < slots.limit_S)
+        out = Chunk(*kept, count_S, goes_on_S, near_SxN)
         return i + 1, pool, drawn.token_S, position_S + active_S, out
 
     def several(carry):
@@ -129,6 +130,7 @@ def programs(
     weights = decode_weights(shape, mesh, rules, dtype, even_keys=g.quantized)
     shape, pool = shape.merged, paged.pool_sharding(g, mesh, rules)
     rep, kernel = parallel.replicated(mesh), kernels.choose(mesh, shape, dtype)
+    near = near_ties.of(shape, dtype, g)
 
     def scoped(name, f):
         def traced(*args):
@@ -142,7 +144,7 @@ def programs(
     jit = functools.partial(jax.jit, compiler_options=options)
 
     def decode(mode):
-        f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, mode)
+        f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, near, mode)
         return jit(scoped(f"decode_{mode}", f), donate_argnums=1, out_shardings=(pool, rep))
 
     prefill = functools.partial(_prefill, shape, g, prompt_tokens)
