@@ -12,6 +12,8 @@ step again and again, and last that it mostly answers at once: a response's firs
 """
 
 import functools
+import itertools
+import json
 import pathlib
 import runpy
 import time
@@ -28,12 +30,13 @@ from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.evaluation import sampling
-from dapo_jax.lab.experiments import bases, figures, pool, stats, training
+from dapo_jax.lab.experiments import bases, figures, ladder, pool, stats, training
 from dapo_jax.log import metrics
 from dapo_jax.run import warmup
 
 TASK = runpy.run_path(str(harness.ROOT / "configs" / "rungs.py"))
-LEVELS, LIMIT, ROOM = TASK["LEVELS"], TASK["LIMIT"], TASK["ROOM"]
+LEVELS, LIMIT = TASK["LEVELS"], TASK["LIMIT"]
+ROOM = 192  # longest response of the base in TOKENS, when it is measured
 TAG, UPDATES, TOKENS = "eval/heldout/avg@k", "optim/updates", "spent/tokens"
 SAMPLES, FIRST = 32, 5  # responses to a problem of the base; first rollout steps that are looked at
 AT = (0, 1, 8, 16, 24)  # tokens written, of which is asked what they tell of the outcome
@@ -74,7 +77,7 @@ def values(prompt: str) -> dict[str, int]:
 
 def written(words: Sequence[str], right: Mapping[str, int]) -> Iterator[tuple[int, str, bool]]:
     """(tokens written with it, letter, whether it is right) of every result in a response."""
-    for at, (name, value) in enumerate(zip(words, words[1:], strict=False)):
+    for at, (name, value) in enumerate(itertools.pairwise(words)):
         if name in right and value.isdecimal():
             yield at + 2, name, int(value) == right[name]
 
@@ -102,8 +105,8 @@ def fits(s: Samples) -> np.ndarray:
 
 def known(s: Samples, t: int) -> float:
     """Share of the variance of the outcome (`fits`) that is known after AT[t] tokens, among the
-    responses that have more: by the problem's length and, once something is written, the way taken,
-    the results it has come to and whether one is wrong. Adjusted R^2 of the means of these cells."""
+    responses that have more: by the problem's length and, once something is written, by the way
+    taken, the results it has come to and whether one is wrong. Adjusted R^2 of these cells."""
     on = s.length_PxK > AT[t]
     level = np.broadcast_to(s.k_P[:, None], on.shape)
     wrong, began = s.mistake_PxK <= AT[t], AT[t] > 0
@@ -136,6 +139,7 @@ def make_base(where: pathlib.Path, seed: int) -> dict:
     write_problems(where.parent / "data")
     c = TASK["get_config"]("grpo", where.parent)
     c.seed, c.init_from, c.supervised_warmup.optimizer = seed, "", "muon"
+    c.eval.max_response_tokens = ROOM
     text, machine = machine_of(c, where)
     params = build.initial_params(c, machine)
     phases = [
@@ -234,40 +238,38 @@ def property_rows(found: Mapping[str, Any], first: Mapping[str, Sequence[Mapping
 
 
 DAPO = presets.LADDERS["dapo"]
-PAIRS = [*zip(DAPO.cumulative[1:], DAPO.cumulative, strict=False),
-         (DAPO.cumulative[-1], DAPO.cumulative[0])]  # fmt: skip
+BARE, WHOLE = DAPO.cumulative[0], DAPO.cumulative[-1]
+PAIRS = [*zip(DAPO.cumulative[1:], DAPO.cumulative, strict=False), (WHOLE, BARE)]
+LONGER = 4  # times the steps of the others, of naive GRPO, for the comparison at equal tokens
+PLACES = {"with room": TAG, "within the limit": "right/limit"}
 
 
-def folder(rung: str, seed: int) -> str:
-    return f"{rung}/seed_{seed}"
+def of_base(seed: int) -> pool.Task:
+    return pool.Task(f"base_{seed}", make_base, (seed,))
 
 
 def task(rung: str, seed: int, base: int, out: pathlib.Path, where: str = "", **changes):
-    """The run of a rung from the base of a seed, for the pool."""
-    begin = f"base_{base}"
-    fields = config.leaves(TASK["get_config"](rung, out.absolute())) | {"seed": seed} | changes
+    """The run of a rung from a base, for the pool. where: its folder."""
+    begin = of_base(base).folder
+    fields = config.leaves(TASK["get_config"](rung, out.absolute())) | {"seed": seed}
+    fields["steps"] *= LONGER if rung == BARE else 1
     fields["init_from"] = str((out / begin / "checkpoints").absolute())
-    return pool.Task(where or folder(rung, seed), training.run, (fields,), (begin,))
-
-
-def first_tasks(base: int, out: pathlib.Path) -> dict[str, pool.Task]:
-    """Rung -> the short run whose records `property_rows` reads."""
-    steps = {"grpo": FIRST, DAPO.cumulative[-1]: FIRST, "vapo": TASK["VALUE_STEPS"]}
-    changes = {"eval.every": 0, "eval.max_problems": 8}
-    return {
-        rung: task(rung, base, base, out, f"first/{rung}_{base}", steps=n, **changes)
-        for rung, n in steps.items()
-    }
+    where = where or f"{rung}/seed_{seed}"
+    return pool.Task(where, training.run, (fields | changes,), (begin,))
 
 
 def base_tables(base: int, out: pathlib.Path, jobs: int) -> list[harness.Table]:
-    first = first_tasks(base, out)
-    own = pool.Task(f"base_{base}", make_base, (base,))
-    found = pool.run_all([own, *first.values()], out, jobs)[own.folder]
+    """The base, and three short runs from it: naive GRPO, full DAPO and a value model."""
+    steps = {BARE: FIRST, WHOLE: FIRST, "vapo": TASK["VALUE_STEPS"] + 1}
+    short = {"eval.every": 0, "eval.max_problems": 8}
+    first = {
+        rung: task(rung, base, base, out, f"first/{rung}_{base}", steps=n, **short)
+        for rung, n in steps.items()
+    }
+    found = pool.run_all([of_base(base), *first.values()], out, jobs)[of_base(base).folder]
     read = lambda task: metrics.read(out / task.folder / "metrics.jsonl")
-    rows = property_rows(found, {rung: read(task) for rung, task in first.items()})
     measured = harness.Table("property", "for", "measured", name="rungs_base")
-    for row in rows:
+    for row in property_rows(found, {rung: read(of) for rung, of in first.items()}):
         measured.row(*row)
     levels = harness.Table("operations", *found["levels"]["0"], name="rungs_levels")
     for k, row in found["levels"].items():
@@ -276,48 +278,61 @@ def base_tables(base: int, out: pathlib.Path, jobs: int) -> list[harness.Table]:
     return [measured, levels]
 
 
-def compared(runs: Mapping[str, Sequence[Sequence[dict]]], budget: Mapping[str, float]):
-    """One row per rung. runs: rung -> seed -> records, the paper's order; budget: UPDATES and
-    TOKENS of the comparison."""
-    table = harness.Table(
-        "rung", "paper", f"accuracy at {budget[UPDATES]:.0f} updates", "change", "verdict",
-        "length", "truncated", "M tokens", name="rungs",
-    )  # fmt: skip
-    at = {n: [ladder.accuracy(r, TAG, UPDATES, budget[UPDATES]) for r in rs]
-          for n, rs in runs.items()}  # fmt: skip
-    sure = stats.differ([np.subtract(at[a], at[b]) for a, b in PAIRS])
-    told = dict(zip(PAIRS, sure, strict=True))
+def records(run: pathlib.Path) -> list[dict]:
+    """Those of a run, the evaluated ones with the accuracy of what ends within LIMIT as well."""
+    found = metrics.read(run / "metrics.jsonl")
+    for record in (r for r in found if TAG in r):
+        lines = (run / "eval" / f"step_{record['step']:06d}.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        fit = [np.logical_and(r["correct"], np.less_equal(r["tokens"], LIMIT)) for r in rows]
+        record[PLACES["within the limit"]] = float(np.mean(fit))
+    return found
+
+
+def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> harness.Table:
+    """One row per rung. runs: rung -> seed -> `records`, in the paper's order."""
+    values = lambda tag, x, end: {
+        name: [ladder.accuracy(run, tag, x, end) for run in of] for name, of in runs.items()
+    }
+    places = {what: values(tag, UPDATES, updates) for what, tag in PLACES.items()}
+    each = list(itertools.product(places, PAIRS))
+    sure = stats.differ([np.subtract(places[what][a], places[what][b]) for what, (a, b) in each])
+    told = dict(zip(each, sure, strict=True))
+    heads = [head for what in places for head in (f"right {what}", "change", "verdict")]
+    table = harness.Table("rung", "paper", *heads, "length", "cut off", "M tokens", name="rungs")
+    beside = (("response/length_mean", "{:.1f}", 1), ("response/truncated_frac", "{:.3f}", 1),
+              (TOKENS, "{:.3f}", 1e6))  # fmt: skip
     for name, below in zip(runs, (None, *runs), strict=False):
-        last = lambda tag, name=name: np.mean([of_updates(r, tag, budget) for r in runs[name]])
-        change = stats.paired(at[name], at[below]) if below else None
-        table.row(
-            name, DAPO.paper[name], stats.interval(at[name]),
-            f"{change:+.3f}" if change else "-", word(change, told.get((name, below))),
-            f"{last('response/length_mean'):.1f}", f"{last('response/truncated_frac'):.3f}",
-            f"{last(TOKENS) / 1e6:.3f}",
-        )  # fmt: skip
-    whole, bare = PAIRS[-1]
-    change = stats.paired(at[whole], at[bare])
-    table.note(f"{DAPO.full} against {bare} at equal updates: {change:+.3f}, "
-               f"{word(change, told[PAIRS[-1]])}.")  # fmt: skip
+        cells = [name, DAPO.paper[name]]
+        for what, of in places.items():
+            cells += [stats.interval(of[name]), "-", "-"]
+            if below:
+                change = stats.paired(of[name], of[below])
+                cells[-2:] = f"{change:+.3f}", word(change, told[what, (name, below)])
+        for tag, form, scale in beside:
+            curves = (figures.curve(run, tag, UPDATES) for run in runs[name])
+            cells.append(form.format(np.mean([np.interp(updates, *c) for c in curves]) / scale))
+        table.row(*cells)
+    for what, of in places.items():
+        change = stats.paired(of[WHOLE], of[BARE])
+        told_so = word(change, told[what, (WHOLE, BARE)])
+        table.note(f"{WHOLE} less {BARE}, {what}: {change:+.3f}, {told_so}.")
+    budget = min(run[-1][TOKENS] for name in (BARE, WHOLE) for run in runs[name])
+    for what, tag in PLACES.items():
+        of = values(tag, TOKENS, budget)
+        change = stats.paired(of[WHOLE], of[BARE])
+        table.note(f"The same after {budget / 1e6:.2f} M tokens, {what}: {change:+.3f} "
+                   f"({stats.interval(of[WHOLE])} and {stats.interval(of[BARE])}).")  # fmt: skip
     return table
 
 
-def of_updates(run: Sequence[Mapping], tag: str, budget: Mapping[str, float]) -> float:
-    """A tag of a run when its updates came to the budget."""
-    at, values = figures.curve(run, tag, UPDATES)
-    return float(np.interp(budget[UPDATES], at, values))
-
-
-def word(change, sure: bool) -> str:
-    if change is None:
-        return "-"
+def word(change: stats.Interval, sure: bool) -> str:
     return ("ahead" if change.mean > 0 else "behind") if sure else "not told apart"
 
 
 FLAGS = {
     "base": Flag(100, 0, "seed of the base model"),
-    "seeds": Flag(0, 8, "runs of each rung; 0: the base alone"),
+    "seeds": Flag(0, 16, "runs of each rung; 0: the base alone"),
     "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
@@ -327,12 +342,12 @@ FLAGS = {
 def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / TASK["HOME"])
     tables = base_tables(args.base, out, args.jobs)
-    if seeds := range(args.first_seed, args.first_seed + args.seeds):
-        arms = {n: [task(n, s, args.base, out) for s in seeds] for n in DAPO.cumulative}
-        own = pool.Task(f"base_{args.base}", make_base, (args.base,))
-        pool.run_all([own, *(t for of in arms.values() for t in of)], out, args.jobs)
-        read = lambda task: metrics.read(out / task.folder / "metrics.jsonl")
-        runs = {name: [read(t) for t in of] for name, of in arms.items()}
-        end = min(run[-1][UPDATES] for of in runs.values() for run in of)
-        tables.append(compared(runs, {UPDATES: end}))
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    if seeds:
+        arms = {rung: [task(rung, s, args.base, out) for s in seeds] for rung in DAPO.cumulative}
+        in_turn = [arms[rung][i] for i in range(len(seeds)) for rung in arms]
+        pool.run_all([of_base(args.base), *in_turn], out, args.jobs)
+        runs = {rung: [records(out / of.folder) for of in each] for rung, each in arms.items()}
+        updates = TASK["get_config"]().steps * TASK["get_config"]().optim.minibatches
+        tables.append(compared(runs, updates))
     return tables
