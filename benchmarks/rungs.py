@@ -1,7 +1,7 @@
 """A task on which every rung of DAPO's ladder meets its bottleneck: its base, and the ladder on it.
 
-    python -m benchmarks rungs             the base of one seed, and the properties of docs/rungs.md
-    python -m benchmarks rungs --full      every rung from the base of each seed, and the comparison
+    python -m benchmarks rungs             a base, and its properties that docs/rungs.md tells of
+    python -m benchmarks rungs --full      every rung from another base, once per seed, compared
 
 What is in the folder of the runs is not made again, so that the same command goes on. The task is
 configs/rungs.py; what is compared, and how, stands in docs/rungs.md.
