@@ -11,6 +11,7 @@ from benchmarks import rungs
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
+from dapo_jax.lab.experiments import pool
 
 PROMPT = "f 4 g + 2 h - 3 ?"
 
@@ -172,3 +173,23 @@ def test_what_ends_within_the_limit_is_counted_apart(tmp_path):
     kept = [{"step": 3}, {"step": 4, rungs.TAG: 0.75}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
     assert rungs.records(tmp_path) == [kept[0], kept[1] | {"right/limit": 0.5}]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_base_is_made_once_and_a_rung_begins_from_it(tmp_path, monkeypatch):
+    mix = rungs.habit(0.5)
+    monkeypatch.setattr(rungs, "PHASES", {"skill": (2, 1e-2, mix, 40), "rare": (1, 1e-3, mix, 40)})
+    monkeypatch.setattr(rungs, "SAMPLES", 8)
+    monkeypatch.setattr(rungs, "ROOM", 16)
+    monkeypatch.setattr(rungs, "AT", (0, 1))
+    base = rungs.of_base(3)
+    small = {"steps": 1, "rollout.groups": 2, "optim.minibatches": 1, "eval.max_problems": 4}
+    run = rungs.task("+soft_overlong", 1, 3, tmp_path, **small)
+    found = pool.run_all([base, run], tmp_path, jobs=1)
+    assert set(found[base.folder]["levels"]) == {"0", *map(str, rungs.LEVELS)}
+    assert found[run.folder]["steps"] == 1 and run.folder == "+soft_overlong/seed_1"
+    last = rungs.records(tmp_path / run.folder)[-1]
+    assert 0 <= last["right/limit"] <= last[rungs.TAG] <= 1
+    monkeypatch.setattr(rungs, "write_problems", lambda directory: pytest.fail("made again"))
+    assert pool.run_all([base, run], tmp_path, jobs=1) == found
