@@ -27,7 +27,7 @@ def get_config(rung: str = presets.LADDERS["dapo"].cumulative[-1], home: pathlib
     """home: folder of the problems and of the base model."""
     c = config.base()
     c.steps, c.optim.lr = 24, 4.5e-4
-    c.init_from, data = str(home / "base_0" / "checkpoints"), home / "data"
+    c.init_from, data = str(home / "base_100" / "checkpoints"), home / "data"
     c.data.train, c.tokenizer.path = str(data / "train.jsonl"), str(data / "tokenizer.model")
     c.eval.files, c.eval.max_problems = f"heldout={data / 'heldout.jsonl'}", 0
     c.eval.every, c.eval.k, c.eval.top_p, c.eval.max_response_tokens = 4, 2, 1.0, 2 * LIMIT

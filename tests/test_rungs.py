@@ -164,7 +164,7 @@ def test_rungs_are_compared_in_the_papers_order():
 
 
 def test_what_ends_within_the_limit_is_counted_apart(tmp_path):
-    """Of the file that an evaluation leaves."""
+    """By the rows that an evaluation leaves."""
     (tmp_path / "eval").mkdir()
     asked = [{"correct": [True, True], "tokens": [rungs.LIMIT, rungs.LIMIT + 1]},
              {"correct": [False, True], "tokens": [3, 3]}]  # fmt: skip
