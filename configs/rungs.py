@@ -26,7 +26,7 @@ VALUE_STEPS = 20  # rollout steps of value pre-training, of rung `vapo`
 def get_config(rung: str = presets.LADDERS["dapo"].cumulative[-1], home: pathlib.Path = HOME):
     """home: folder of the problems and of the base model."""
     c = config.base()
-    c.steps, c.optim.lr = 24, 4.5e-4
+    c.steps, c.optim.lr = 20, 4.5e-4
     c.init_from, data = str(home / "base_100" / "checkpoints"), home / "data"
     c.data.train, c.tokenizer.path = str(data / "train.jsonl"), str(data / "tokenizer.model")
     c.eval.files, c.eval.max_problems = f"heldout={data / 'heldout.jsonl'}", 0
