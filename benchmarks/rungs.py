@@ -1,4 +1,4 @@
-"""A task on which every rung of DAPO's ladder meets its bottleneck: its base, and the ladder on it.
+"""A task for telling the rungs of DAPO's ladder apart: its base, and the ladder on it.
 
     python -m benchmarks rungs             a base, and its properties that docs/rungs.md tells of
     python -m benchmarks rungs --full      every rung from another base, once per seed, compared
