@@ -1,7 +1,7 @@
 """A task for telling the rungs of DAPO's ladder apart: its base, and the ladder on it.
 
     python -m benchmarks rungs             a base, and its properties that docs/rungs.md tells of
-    python -m benchmarks rungs --full      every rung from another base, once per seed, compared
+    python -m benchmarks rungs --full      and every rung, once per seed, from the seed's own base
 
 What is in the folder of the runs is not made again, so that the same command goes on. The task is
 configs/rungs.py; what is compared, and how, stands in docs/rungs.md.
@@ -331,8 +331,8 @@ def word(change: stats.Interval, sure: bool) -> str:
 
 
 FLAGS = {
-    "base": Flag(100, 0, "seed of the base model"),
-    "seeds": Flag(0, 16, "runs of each rung; 0: the base alone"),
+    "base": Flag(100, 100, "seed of the base model that is measured"),
+    "seeds": Flag(0, 16, "runs of each rung, each from a base of its seed; 0: none"),
     "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
@@ -344,9 +344,9 @@ def measure(args) -> list[harness.Table]:
     tables = base_tables(args.base, out, args.jobs)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     if seeds:
-        arms = {rung: [task(rung, s, args.base, out) for s in seeds] for rung in DAPO.cumulative}
+        arms = {rung: [task(rung, s, s, out) for s in seeds] for rung in DAPO.cumulative}
         in_turn = [arms[rung][i] for i in range(len(seeds)) for rung in arms]
-        pool.run_all([of_base(args.base), *in_turn], out, args.jobs)
+        pool.run_all([*map(of_base, seeds), *in_turn], out, args.jobs)
         runs = {rung: [records(out / of.folder) for of in each] for rung, each in arms.items()}
         updates = TASK["get_config"]().steps * TASK["get_config"]().optim.minibatches
         tables.append(compared(runs, updates))
