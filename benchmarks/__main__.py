@@ -36,6 +36,7 @@ BENCHMARKS = {
     "pod_step": Benchmark(),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
+    "rungs": Benchmark(("jax", "flax")),
     "sampler": Benchmark(PEERS, cores=1),
     "start": Benchmark(),
     "update": Benchmark(("jax", "google-tunix"), cores=1),

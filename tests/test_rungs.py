@@ -1,0 +1,195 @@
+"""The task of `benchmarks rungs`: its config, what is read off its base, and what is compared."""
+
+import json
+
+import numpy as np
+import pytest
+import test_configs
+import test_ladder
+
+from benchmarks import rungs
+from dapo_jax import config
+from dapo_jax.config import presets
+from dapo_jax.data import arithmetic
+from dapo_jax.lab.experiments import pool
+
+PROMPT = "f 4 g + 2 h - 3 ?"
+
+
+@pytest.mark.parametrize("name", rungs.DAPO.cumulative + rungs.DAPO.leave_one_out)
+def test_a_rung_changes_its_fields_and_no_other(name):
+    full = config.leaves(test_configs.load("rungs"))
+    made = test_configs.load("rungs", name)
+    changed = {f for f, value in config.leaves(made).items() if value != full[f]}
+    assert changed <= {field for field, *_ in test_ladder.FIELDS.values()}
+    assert (made.loss.overlong_filter == "group") == (name not in ("grpo", "-overlong_filtering"))
+    config.validate(made, devices=1)
+
+
+def test_the_limits_are_in_the_ratios_that_others_have():
+    """The ramp is the paper's fifth of the limit; evaluation has JustRL's double of it."""
+    c, paper = test_configs.load("rungs"), presets.paper()
+    ramp = lambda c: c.reward.overlong_buffer_tokens / c.rollout.max_response_tokens
+    assert ramp(c) == pytest.approx(ramp(paper), abs=0.02)
+    just_rl = presets.RECIPES["just_rl"]()
+    room = lambda c: c.eval.max_response_tokens / c.rollout.max_response_tokens
+    assert room(c) == 2 and room(c) == pytest.approx(room(just_rl), abs=0.1)
+    assert c.rollout.max_response_tokens == rungs.LIMIT
+    vapo = test_configs.load("rungs", "vapo")
+    assert vapo.critic.pretrain_steps == rungs.TASK["VALUE_STEPS"] == vapo.steps - c.steps
+    config.validate(vapo, devices=1)
+    with pytest.raises(ValueError, match="no rung 'nosuch'"):
+        test_configs.load("rungs", "nosuch")
+
+
+def test_the_examples_say_by_their_first_token_how_they_go_on():
+    """Nearly all that is worked out is longer than its shortest form, and is never wrong."""
+    shares = []
+    for steps, _, mix, cap in rungs.PHASES.values():
+        [(style, levels)] = mix
+        made = list(arithmetic.traces(2000, levels, 3, style, cap))
+        worked = [t for t in made if t.response.startswith(arithmetic.WAIT)]
+        shares.append(len(worked) / len(made))
+        assert steps and levels == rungs.LEVELS
+        right = (rungs.values(t.prompt) for t in worked)
+        found = (rungs.written(t.response.split(), v) for t, v in zip(worked, right, strict=True))
+        assert all(ok for results in found for _, _, ok in results)
+    assert shares == pytest.approx([0.5, 0.15, 0.04], abs=0.03)
+    assert np.mean([t.ends for t in worked if len(t.prompt.split()) < 9]) > 0.95
+
+
+def test_a_response_is_read_against_its_problem():
+    right = rungs.values(PROMPT)
+    assert right == {"f": 4, "g": 6, "h": 3}
+    response = "Wait f 4 g 6 Wait g 6 h 2 Wait h 3 Answer: 3 </s>"
+    found = list(rungs.written(response.split(), right))
+    assert found == [(3, "f", True), (5, "g", True), (8, "g", True), (10, "h", False),
+                     (13, "h", True)]  # fmt: skip
+    assert list(rungs.written(["Answer:", "3", "</s>"], right)) == []
+
+
+def drawn(n=60, size=16, seed=0) -> rungs.Samples:
+    """Made-up responses, whose outcome the first token decides up to a tenth."""
+    rng = np.random.default_rng(seed)
+    worked = rng.random((n, size)) < 0.3
+    right = worked ^ (rng.random((n, size)) < 0.1)
+    length = np.where(worked, rng.integers(10, 40, (n, size)), 3)
+    steps = np.minimum(np.array(rungs.AT) // 8, (length[..., None] - 3) // 8)
+    mistake = np.where(right | ~worked, rungs.ROOM, rng.integers(5, 30, (n, size)))
+    return rungs.Samples(rng.integers(1, 4, n), right, length, worked, mistake, steps)
+
+
+def oracle(s: rungs.Samples, t: int) -> float:
+    """Adjusted R^2 of cell means, by a dictionary of lists."""
+    cells, every = {}, []
+    for p, k in np.ndindex(s.length_PxK.shape):
+        if s.length_PxK[p, k] > rungs.AT[t]:
+            key = (s.k_P[p], t > 0 and s.worked_PxK[p, k], s.steps_PxKxT[p, k, t],
+                   s.mistake_PxK[p, k] <= rungs.AT[t])  # fmt: skip
+            y = float(s.right_PxK[p, k] and s.length_PxK[p, k] <= rungs.LIMIT)
+            cells.setdefault(key, []).append(y)
+            every.append(y)
+    rest = sum(sum((y - sum(c) / len(c)) ** 2 for y in c) for c in cells.values())
+    total = sum((y - sum(every) / len(every)) ** 2 for y in every)
+    return 1 - (rest / (len(every) - len(cells))) / (total / (len(every) - 1))
+
+
+def test_what_is_known_of_the_outcome_is_the_oracles():
+    s = drawn()
+    got = [rungs.known(s, t) for t in range(len(rungs.AT))]
+    assert got == pytest.approx([oracle(s, t) for t in range(len(rungs.AT))], rel=1e-12)
+    assert abs(got[0]) < 0.02 < 0.2 < got[1]
+
+
+def test_groups_are_counted():
+    right = np.array([[1] * 8 + [0] * 8, [1] + [0] * 15], bool)
+    s = drawn()._replace(right_PxK=right, length_PxK=np.full((2, 16), 5), k_P=np.array([1, 1]))
+    assert rungs.groups(s, 8).tolist() == [0.5, 0.25, 0.25]
+    late = s._replace(length_PxK=np.full((2, 16), rungs.LIMIT + 1))
+    assert rungs.groups(late, 8).tolist() == [1, 0, 0]
+
+
+def test_a_base_is_described_in_json():
+    s = drawn()
+    found = json.loads(json.dumps(rungs.described(s)))
+    every = found["levels"]["0"]
+    assert set(found["levels"]) == {"0", "1", "2", "3"}
+    assert every["all wrong"] + every["mixed"] + every["all right"] == pytest.approx(1)
+    assert every["right"] == pytest.approx(rungs.fits(s).mean())
+    assert found["cut"] == pytest.approx((s.length_PxK > rungs.LIMIT).mean())
+    first = {rung: [{"step": 0}, {"step": 1, "policy/clip_high_frac": 0.01,
+                                  "policy/clip_low_frac": 0.02, "critic/explained_variance": 0.5}]
+             for rung in ("grpo", "+dynamic_sampling", "vapo")}  # fmt: skip
+    rows = rungs.property_rows(found, first)
+    assert {len(row) for row in rows} == {3} and rows[-1][-1] == "0.50"
+    assert [
+        "tokens clipped in steps 1-5, naive GRPO",
+        "Clip-Higher",
+        "high 1.00%; low 2.00%",
+    ] in rows
+
+
+def run(level: float, seed: int, steps: int = 6) -> list[dict]:
+    """Records of a run whose accuracy comes to `level` at step 6, and stays; within the limit it
+    is half of that."""
+    beside = {"response/length_mean": 20, "response/truncated_frac": 0.1}
+    right = lambda s: level * min(s, 6) / 6 + 0.001 * seed
+    return [
+        {"step": s, rungs.TAG: right(s), "right/limit": right(s) / 2, rungs.UPDATES: 16 * s,
+         rungs.TOKENS: 1e6 * s} | beside
+        for s in range(steps + 1)
+    ]  # fmt: skip
+
+
+def test_rungs_are_compared_in_the_papers_order():
+    levels = dict(zip(rungs.DAPO.cumulative, (0.3, 0.4, 0.4, 0.5, 0.4, 0.9), strict=True))
+    noise = np.random.default_rng(0).normal(0, 0.01, (6, 4))
+    runs = {
+        name: [run(x + e, s, 12 if name == "grpo" else 6) for s, e in enumerate(by_seed)]
+        for (name, x), by_seed in zip(levels.items(), noise, strict=True)
+    }
+    table = rungs.compared(runs, 96)
+    assert table.columns[2:8:3] == ("right with room", "right within the limit")
+    rows = {row[0]: row for row in table.rows}
+    assert list(rows) == list(levels) and rows["grpo"][2].startswith("0.25")  # 5/6 of .3
+    said = {name: row[4::3][:2] for name, row in rows.items()}
+    assert said["grpo"] == ["-", "-"] and said["+clip_higher"] == ["not told apart"] * 2
+    assert said["+overlong_filtering"] == said["+dynamic_sampling"] == ["ahead"] * 2
+    assert said["+token_loss"] == ["behind"] * 2
+    assert rows["+dynamic_sampling"][3].startswith("+0.4")  # 5/6 of .5
+    assert rows["+dynamic_sampling"][-1] == "6.000"
+    # At equal tokens naive GRPO is at its end too, where both are compared at 4/6, 5/6 and 6/6.
+    assert "with room: +0.5" in table.notes[0] and table.notes[0].endswith("ahead.")
+    assert table.notes[2].startswith("The same after 6.00 M tokens, with room: +0.5")
+
+
+def test_what_ends_within_the_limit_is_counted_apart(tmp_path):
+    """By the rows that an evaluation leaves."""
+    (tmp_path / "eval").mkdir()
+    asked = [{"correct": [True, True], "tokens": [rungs.LIMIT, rungs.LIMIT + 1]},
+             {"correct": [False, True], "tokens": [3, 3]}]  # fmt: skip
+    rows = "".join(json.dumps(row) + "\n" for row in asked)
+    (tmp_path / "eval" / "step_000004.jsonl").write_text(rows)
+    kept = [{"step": 3}, {"step": 4, rungs.TAG: 0.75}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    assert rungs.records(tmp_path) == [kept[0], kept[1] | {"right/limit": 0.5}]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_base_is_made_once_and_a_rung_begins_from_it(tmp_path, monkeypatch):
+    mix = rungs.habit(0.5)
+    monkeypatch.setattr(rungs, "PHASES", {"skill": (2, 1e-2, mix, 40), "rare": (1, 1e-3, mix, 40)})
+    monkeypatch.setattr(rungs, "SAMPLES", 8)
+    monkeypatch.setattr(rungs, "ROOM", 16)
+    monkeypatch.setattr(rungs, "AT", (0, 1))
+    base = rungs.of_base(3)
+    small = {"steps": 1, "rollout.groups": 2, "optim.minibatches": 1, "eval.max_problems": 4}
+    run = rungs.task("+soft_overlong", 1, 3, tmp_path, **small)
+    found = pool.run_all([base, run], tmp_path, jobs=1)
+    assert set(found[base.folder]["levels"]) == {"0", *map(str, rungs.LEVELS)}
+    assert found[run.folder]["steps"] == 1 and run.folder == "+soft_overlong/seed_1"
+    last = rungs.records(tmp_path / run.folder)[-1]
+    assert 0 <= last["right/limit"] <= last[rungs.TAG] <= 1
+    monkeypatch.setattr(rungs, "write_problems", lambda directory: pytest.fail("made again"))
+    assert pool.run_all([base, run], tmp_path, jobs=1) == found
