@@ -107,9 +107,8 @@ def mesh_scope(mesh: Mesh, rules: Rules, dtype=None):
 
 
 def compiler_options(mesh: Mesh, same_bits=False) -> dict[str, Any] | None:
-    """Compiler options of a large program. same_bits: request deterministic results on GPUs, where
-    sums at like indices otherwise add up in any order. Of the other options, below, those go that
-    XLA_FLAGS names."""
+    """Compiler options of a large program, but for those that XLA_FLAGS names. same_bits: request
+    deterministic results on GPUs, where sums at like indices otherwise add up in any order."""
     platform, flags = mesh.devices.flat[0].platform, os.environ.get("XLA_FLAGS", "")
     options, wanted = dict(_ON_CPU) if platform == "cpu" else {}, {}
     if platform == "gpu":
@@ -122,8 +121,7 @@ def compiler_options(mesh: Mesh, same_bits=False) -> dict[str, Any] | None:
 # half of AVX-512's vectors; whole ones, and two at a time without AVX-512, are 6 % quicker.
 _ON_CPU = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 512}
 
-# Products by cuBLAS. Where XLA would multiply by Triton it binds what follows to the product, as a
-# pass of its own over the logits if cuBLAS is quicker after all: 8 % of an update of 0.5B, on H100.
+# Products by cuBLAS: XLA's Triton adds a pass over the logits, 8 % of an update of 0.5B on H100.
 _ON_GPU = {"xla_gpu_enable_triton_gemm": False}
 
 # Unmeasured. Collectives run beside products, one for all the weights of a block.

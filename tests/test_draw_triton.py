@@ -27,7 +27,7 @@ def assert_draws(vocab, temperature):
     logits = (3 * rng.normal(size=(200, vocab))).astype(np.float32)
     logits[rng.random(logits.shape) < 0.5] = -np.inf
     u = np.concatenate([rng.random(196), [0, 0, LAST, LAST]]).astype(np.float32)
-    token, logp, entropy = map(np.asarray, by_kernel(logits, u, np.float32(temperature)))
+    token, logp, entropy, _ = map(np.asarray, by_kernel(logits, u, np.float32(temperature)))
     x = logits.astype(np.float64) / np.float32(temperature)
     weight = np.exp(x - x.max(-1, keepdims=True))
     p = weight / weight.sum(-1, keepdims=True)

@@ -220,7 +220,7 @@ def test_sizes():
     g = geometry(page_tokens=0, row_tokens=4000)
     assert (g.reader, g.page_tokens, g.row_pages, g.pages) == ("pages", 64, 63, 4 * 63)
     g = geometry("gpu", page_tokens=0, row_tokens=4000, fraction=0.5)
-    assert (g.reader, g.page_tokens, g.pages) == ("triton", 128, 64)
+    assert (g.reader, g.page_tokens, g.pages) == ("triton", 64, 126)
     g = geometry("tpu", page_tokens=0, row_tokens=22528, fraction=0.01)
     assert (g.row_pages, g.pages) == (176, 176)  # never less than one full row
     # 32B in bfloat16: 256 KiB a token

@@ -121,8 +121,8 @@ def test_acceptance_from_a_run_s_log(tmp_path, monkeypatch):
     assert found.guesses == pytest.approx(3) and found.tokens == pytest.approx(2.176)
     assert drafts.measured(file)[1:] == found[1:]
     config, _ = of_32b()
-    monkeypatch.setattr(drafts.step, "work", lambda *_, **__: None)  # the slow test's
-    made = lambda config, work, scene, k, acceptance, visited: drafts.Drafted(
+    monkeypatch.setattr(drafts, "without", lambda *_: ())  # the slow test's
+    made = lambda config, scene, k, acceptance, visited: drafts.Drafted(
         acceptance, visited, *[1.0] * 5
     )
     monkeypatch.setattr(drafts, "drafted", made)

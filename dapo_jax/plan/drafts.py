@@ -167,6 +167,20 @@ def drafted(
     return Drafted(acceptance, visited, *parts, tokens / passes if passes else 1.0)
 
 
+def without(config, traffic: Traffic, scene: Scene):
+    """What a step does without guesses: (seconds by phase, rollouts, tests)."""
+    tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
+    work = step.work(config, traffic, scene, eval_problems=tests)
+
+    def traced(share, trace):
+        call = roofline.call(trace, work.prefill_chunks, scene)
+        return Traced(share, call, roofline.sampling(call, scene, VALUES)[0])
+
+    rollouts = [*map(traced, work.rollouts.shares(), work.rollouts.traces)]
+    evaluations = [traced(*x) for x in work.evaluations]
+    return step.timer(config, work, scene)(VALUES).phases, rollouts, evaluations
+
+
 def compared(config, pod: Pod, traffic: Traffic, shares: list[str]) -> dict[str, Any]:
     """The step without guesses and with them, and lines about it for people. ValueError: what the
     flags leave open."""
@@ -180,17 +194,8 @@ def compared(config, pod: Pod, traffic: Traffic, shares: list[str]) -> dict[str,
     acceptances = [logged[x] if x in logged else float(x) for x in shares]
     sizes = validation.resolve_mesh(config, pod.devices)
     scene = Scene(config, network(config), sizes, pod)
-    tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
-    work = step.work(config, traffic, scene, eval_problems=tests)
-
-    def traced(share, trace):
-        call = roofline.call(trace, work.prefill_chunks, scene)
-        return Traced(share, call, roofline.sampling(call, scene, VALUES)[0])
-
-    rollouts = [*map(traced, work.rollouts.shares(), work.rollouts.traces)]
-    evaluations = [traced(*x) for x in work.evaluations]
-    given = config, step.timer(config, work, scene)(VALUES).phases, rollouts, evaluations
-    of = lambda a, visited: drafted(*given, scene, VALUES, a, visited)
+    plain = without(config, traffic, scene)
+    of = lambda a, visited: drafted(config, *plain, scene, VALUES, a, visited)
     found = [of(0.0, True), *(of(a, visited) for visited in (True, False) for a in acceptances)]
     text = filled_in("drafts.txt", found=found, config=config, pod=pod, runs=runs)
     told = {"drafts": [x._asdict() for x in found], "runs": [x._asdict() for x in runs]}

@@ -142,8 +142,7 @@ def _cross(weight_Sxn, uniform_S):
 def draw(logits_SxV, uniform_S, temperature, top_p, mode: str, near=None) -> Drawn:
     """`mode` (static): 'full' draws from the whole distribution, 'top_p' from its nucleus (of a
     row at 1, from all of it: the same token as by 'full'), and 'greedy' takes the most likely token
-    (recorded at temperature 1). logits and top_p: float32; top_p: of all rows or [S]. near: of
-    near_ties.py, where near ties are told."""
+    (recorded at temperature 1). logits, top_p: float32; top_p: one or [S]. near: near_ties.near"""
     scaled_SxV = logits_SxV if mode == "greedy" else logits_SxV / temperature
     shifted_SxV = scaled_SxV - scaled_SxV.max(-1, keepdims=True)
     weight_SxV = jnp.exp(shifted_SxV)

@@ -44,8 +44,8 @@ def by_kernel(logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Arra
 
     S, V = logits_SxV.shape
     number = pl.BlockSpec((1,), lambda s: (s,))
-    out = Drawn(*(jax.ShapeDtypeStruct((S,), x) for x in (jnp.int32, jnp.float32, jnp.float32)))
-    return pl.pallas_call(
+    out = [jax.ShapeDtypeStruct((S,), x) for x in (jnp.int32, jnp.float32, jnp.float32)]
+    drawn = pl.pallas_call(
         functools.partial(_draw_row, vocab=V, block=min(_BLOCK, pl.next_power_of_2(V))),
         grid=(S,),
         in_specs=[
@@ -53,12 +53,13 @@ def by_kernel(logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Arra
             number,
             pl.BlockSpec((1,), lambda s: (0,)),
         ],
-        out_specs=Drawn(number, number, number),
+        out_specs=[number] * 3,
         out_shape=out,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=2),
         interpret=parallel.platform() != "gpu",
         name="draw",
     )(logits_SxV, uniform_S, jnp.reshape(temperature, 1))
+    return Drawn(*drawn)
 
 
 def _draw_row(logits_ref, uniform_ref, temperature_ref, token_ref, logp_ref, entropy_ref, **sizes):

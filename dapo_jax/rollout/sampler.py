@@ -61,15 +61,13 @@ def _prefill(shape, g, window, params, pool, prompts: paged.Prompts):
     return model.cached(prompts.tokens_BxT, positions_BxT, pool, attend, layers)[1]
 
 
-def _decode(
-    shape, kernel, g, steps, stop_ids, near, mode, params, pool, slots, seed_key, temperature
-):
+def _decode(shape, kernel, g, steps, stop_ids, near, mode, params, pool, slots, key, temperature):
     """Up to `steps` tokens for every active slot; ends early when all are done."""
     model, layers = joined.bind_layers(shape, params)
     logits = kernel.decode_logits(model)
     draw_rows = draw.draw_apart if kernel.rows_apart else draw_triton.draw
     S = slots.token_S.shape[0]
-    key_S = draw.row_keys(jax.random.wrap_key_data(seed_key), slots.stream_S, slots.sample_S)
+    key_S = draw.row_keys(jax.random.wrap_key_data(key), slots.stream_S, slots.sample_S)
     zeros = [jnp.zeros((S, steps), dtype) for dtype in ("int32", "float32", "float32")]
     told = [jnp.zeros((S, steps), bool)] if near else []
     out = Chunk(*zeros, jnp.zeros((S,), jnp.int32), slots.active_S, *told)

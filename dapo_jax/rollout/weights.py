@@ -43,8 +43,7 @@ def decode_weights(
         if even_keys or qwen2.trained(params) is not params:
             return to_decode_layout(params)
         params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
-        count = shape.num_layers
-        return params if shape.scan_layers else join(_take_apart(params, [layer] * count))
+        return params if shape.scan_layers else join(_take_apart(params, layer, shape.num_layers))
 
     return DecodeWeights(to_decode_layout, take, layout)
 
@@ -58,12 +57,12 @@ def _take(w, like, sharding):
     return out
 
 
-def _take_apart(params, layouts):
+def _take_apart(params, layout, count: int):
     """`qwen2.unstacked`, one kind of weight after the other, of which each stack is then gone. By a
     program of one layer: that of all compiles for seconds."""
-    layers = [{} for _ in layouts]
+    layers = [{} for _ in range(count)]
     for name, stack in params["blocks"].items():
-        cut = jax.jit(lambda w, i: w[i], out_shardings=layouts[0][name])
+        cut = jax.jit(lambda w, i: w[i], out_shardings=layout[name])
         for i, layer in enumerate(layers):
             layer[name] = jax.block_until_ready(cut(stack, i))
         stack.delete()
