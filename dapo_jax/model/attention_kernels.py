@@ -21,8 +21,7 @@ _CUDNN_CHUNK = 4096  # queries: a bias of 8 KB for each key, and rows up to that
 
 def kernel(kind: str, dtype, head_dim: int, shared: bool = False):
     """The function (q, k, v, segments, chunk) -> y that `model.attention` names. shared: rows may
-    hold prompts that several sequences share (`attention.SHARED`), which splash and triton cannot
-    see."""
+    hold prompts of several sequences (`attention.SHARED`), which splash and triton cannot see."""
     kind = choose(kind, dtype, head_dim, shared)
     if kind == "splash":
         return lambda *args: splash(*args[:4])
