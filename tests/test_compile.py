@@ -159,15 +159,15 @@ def child(shipped: str, *names: str) -> None:
 
 
 def pytest_generate_tests(metafunc):
-    """Take two configs for pods, one of them nightly; `--all_configs`: every one. The large ones
+    """Take two configs for pods, both nightly; `--all_configs`: every one. The large ones
     as shipped are rows of benchmarks/pod_plan.py as well."""
     if "shipped" in metafunc.fixturenames:
-        small = {"dapo_qwen2_5:0.5B": [pytest.mark.nightly], "gsm8k_dapo_qwen2_5_1_5b:": []}
+        small = ("dapo_qwen2_5:0.5B", "gsm8k_dapo_qwen2_5_1_5b:")
         every = metafunc.config.option.all_configs
         on_pods = [":".join(of) for of in test_configs.ON_PODS]
-        chosen = [name for name in on_pods if every or name in small]
-        names = [*(f"{name}:" for name in FOR_CPUS), *chosen]
-        metafunc.parametrize("shipped", [pytest.param(n, marks=small.get(n, [])) for n in names])
+        names = [*(f"{name}:" for name in FOR_CPUS), *(x for x in on_pods if every or x in small)]
+        marks = lambda name: [pytest.mark.nightly] * (name in small)
+        metafunc.parametrize("shipped", [pytest.param(n, marks=marks(n)) for n in names])
 
 
 @needs_libtpu

@@ -100,7 +100,7 @@ def _log(workdir: Path) -> Path:
     return Path(f"{workdir}_replies")
 
 
-@pytest.mark.parametrize("length", [LENGTH, TALKING], ids=["one_turn", "turns"])
+@pytest.mark.parametrize("length", [LENGTH, pytest.param(TALKING, marks=pytest.mark.nightly)])
 def test_killed_at_random_moments_ends_with_the_same_bits(length, server, tmp_path, request):
     """Each chain has other parts. At XLA's own level: what is compiled is what users run. With
     turns the run that is left alone is given the same replies, none of them asked for twice."""
