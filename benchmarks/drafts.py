@@ -102,8 +102,8 @@ def replay(tokens_NxGxT: np.ndarray) -> None:
     of an inverse CDF of the logits, at a uniform number that is the token's share of the ids."""
     ids, real = jnp.asarray(tokens_NxGxT, jnp.float32), draw.draw_apart
 
-    def drawn(logits_SxV, id_S, temperature, top_p_S, mode):
-        out = real(logits_SxV, id_S / logits_SxV.shape[-1], temperature, top_p_S, mode)
+    def drawn(logits_SxV, id_S, temperature, top_p_S, mode, near=None):
+        out = real(logits_SxV, id_S / logits_SxV.shape[-1], temperature, top_p_S, mode, near)
         return out._replace(token_S=id_S.astype(jnp.int32))
 
     draw.row_keys = lambda key, stream_S, sample_S: (stream_S, sample_S)
