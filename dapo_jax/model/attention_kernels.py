@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dapo_jax import parallel
-from dapo_jax.model import packed_triton
+from dapo_jax.model import packed_triton, paged_triton
 from dapo_jax.model.attention import in_query_chunks, packed
 
 # Of `splash`'s output and its log-sum-exp: the remat policy 'attention' keeps them.
@@ -40,7 +40,7 @@ def choose(kind: str, dtype, head_dim: int, shared: bool = False) -> str:
     if platform == "tpu" and head_dim in (64, 128, 256):
         return "splash"
     if platform == "gpu" and dtype == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128:
-        return "triton" if head_dim in (16, 32, 64, 128) and not shared else "cudnn"
+        return "triton" if paged_triton.fits(16, head_dim) and not shared else "cudnn"
     return "chunked"
 
 

@@ -58,13 +58,19 @@ def join(layer: qwen2.Params) -> qwen2.Params:
 
 def choose(c: qwen2.Shape, mesh: Mesh, layer):
     """(function that joins the layers of decode weights where that pays, shardings of one layer).
-    layer: those of its weights apart."""
+    layer: those of its weights apart. What is joined leaves the list that is given, so that one
+    layer alone is held twice."""
     if c.scan_layers or not pays(mesh, layer):
         return (lambda params: params), layer
     one = jax.jit(join)
     weights = {n: jax.ShapeDtypeStruct(w.shape[1:], w.dtype) for n, w in _stacks(c).items()}
     whole = jax.tree.map(lambda _: parallel.replicated(mesh), jax.eval_shape(join, weights))
-    return lambda params: params | {"blocks": [*map(one, params["blocks"])]}, whole
+
+    def joined(params):
+        apart = params["blocks"]
+        return params | {"blocks": [one(apart.pop(0)) for _ in range(len(apart))]}
+
+    return joined, whole
 
 
 def _stacks(c: qwen2.Shape) -> qwen2.Params:
