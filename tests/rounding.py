@@ -9,9 +9,7 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import typed
 from jax.extend.core import Literal
 
 EPS = 2.0**-24  # the most that rounding to float32 changes a number, of its size
@@ -38,21 +36,21 @@ def _error(eqn, inputs, out):
             dims = eqn.params["axes" if name == "reduce_sum" else "dimension_numbers"]
             axes = dims if name == "reduce_sum" else dims[0][0]
             terms = [inputs[0].shape[i] for i in axes]
-        absolute = [jnp.abs(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x for x in inputs]
-        return jnp.hypot(_bind(eqn, absolute)[0] / 2, math.prod(terms) ** 0.5 / 3 * jnp.abs(out))
-    size = jnp.maximum(jnp.abs(out), 1.0) if name in ("sin", "cos") else jnp.abs(out)
+        absolute = [np.abs(x) if np.issubdtype(x.dtype, np.inexact) else x for x in inputs]
+        return np.hypot(_bind(eqn, absolute)[0] / 2, math.prod(terms) ** 0.5 / 3 * np.abs(out))
+    size = np.maximum(np.abs(out), 1.0) if name in ("sin", "cos") else np.abs(out)
     return (4.0 if name in _FEW else 1.0) * size
 
 
 def _bind(eqn, inputs):
     out = eqn.primitive.bind(*inputs, **eqn.params)
-    return out if eqn.primitive.multiple_results else [out]
+    return [*map(np.asarray, out if eqn.primitive.multiple_results else [out])]
 
 
 def _run(jaxpr, consts, inputs, eps, phase, count):
     """The program, each of whose operations errs by `eps` times `_error` and a direction."""
     known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
-    read = lambda v: jnp.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else known[v]
+    read = lambda v: np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else known[v]
     for eqn in jaxpr.eqns:
         name, given = eqn.primitive.name, [*map(read, eqn.invars)]
         if name in _CALLS:
@@ -61,14 +59,14 @@ def _run(jaxpr, consts, inputs, eps, phase, count):
                        eps, phase, count)  # fmt: skip
         else:
             out = _bind(eqn, given)
-            inexact = jnp.issubdtype(out[0].dtype, jnp.inexact)
+            inexact = np.issubdtype(out[0].dtype, np.inexact)
             if inexact and name in (*_ONCE, *_FEW, *_SUMS):
-                place = count[0] + jnp.arange(out[0].size, dtype=jnp.float64)
+                place = count[0] + np.arange(out[0].size, dtype=np.float64)
                 count[0] += out[0].size
                 # Squares: of the numbers themselves the cosines of a sum would cancel.
-                direction = jnp.cos(phase * place**2).reshape(out[0].shape)
+                direction = np.cos(phase * place**2).reshape(out[0].shape)
                 error = _error(eqn, given, out[0])
-                error = jnp.where(jnp.isfinite(error), error, 0)  # what is masked is exact
+                error = np.where(np.isfinite(error), error, 0)  # what is masked is exact
                 out = [out[0] + eps * direction * error]
         known |= zip(eqn.outvars, out, strict=True)
     return [*map(read, jaxpr.outvars)]
@@ -76,15 +74,15 @@ def _run(jaxpr, consts, inputs, eps, phase, count):
 
 def reference(f, *args):
     """(value, bound) of `f(*args)`, trees alike: what it is in float64, and how far from it at most
-    any entry of an array may be in float32. f: of jax.numpy, without loops."""
+    any entry of an array may be in float32. f: of jax.numpy, without loops. One operation after the
+    other: those of all references share their programs, and one of them all compiles for long."""
     phases = [(EPS, x) for x in np.random.default_rng(0).uniform(1, 10, DRAWS)]
     to_wide = lambda x: np.float64(x) if np.issubdtype(np.asarray(x).dtype, np.floating) else x
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), np.errstate(all="ignore"):
         wide = jax.tree.map(to_wide, args)
         program, shape = jax.make_jaxpr(f, return_shape=True)(*wide)
-        run = jax.jit(lambda *a: _run(program.jaxpr, *a, [1.0]), compiler_options=typed.OPTIONS)
-        run = functools.partial(run, program.consts, jax.tree.leaves(wide))
-        value, *others = jax.device_get([run(*how) for how in [(0.0, 0.0), *phases]])
+        run = functools.partial(_run, program.jaxpr, program.consts, jax.tree.leaves(wide))
+        value, *others = [run(*how, [1.0]) for how in [(0.0, 0.0), *phases]]
     far = [FACTOR * max(np.abs(x - v).max() for x in xs) for v, *xs in zip(value, *others)]  # noqa: B905
     return tuple(jax.tree.unflatten(jax.tree.structure(shape), x) for x in (value, far))
 
