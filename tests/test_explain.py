@@ -48,14 +48,15 @@ def trained(c, workdir, stops=()):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(workdir, what it drew) of a run on a random model; its folder is the working directory."""
+    """(workdir, what it drew) of a run on a random model, started twice; its folder is the working
+    directory."""
     folder = tmp_path_factory.mktemp("explained")
     (folder / "judge.py").write_text(JUDGE)
     c = config.base()
     c.update(FIELDS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        yield "run", trained(c, "run")
+        yield "run", trained(c, "run", stops=(2,))
 
 
 def agree(path: str, drawn, samples: int, seed: int = 0) -> int:
@@ -257,13 +258,11 @@ def test_the_page_works_as_it_stands(tmp_path, shell):
 
 
 KINDS = {**golden.RUNS, "resumed": "loss.old_logprobs=recompute"}
-OFTEN = ("resumed",)  # the others are drawn and learned from as it is
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.nightly] * (k not in OFTEN)) for k in KINDS]
-)
+@pytest.mark.nightly  # by day one small run, `made`
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_all_kinds_of_runs(kind, tmp_path):
     """504 random ones, of the golden runs and of one that was started three times."""
     c, bad = cli.load(str(ROOT / "configs" / "quickstart.py")), []

@@ -457,12 +457,11 @@ def test_a_run_without_a_value_model_is_no_start_for_one(whole_run, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"loss.kl_coef": 0.1, "optim.offload": True},
-        {"model.lora.rank": 2, "model.dtype": "bfloat16", "critic.clip": 0.2},
+        {"loss.kl_coef": 0.1, "optim.offload": True, "critic.bootstrap_truncated": True,
+         "rollout.max_response_tokens": 6, "reward.overlong_penalty": 0.0},
+        {"model.lora.rank": 2, "model.dtype": "bfloat16", "critic.clip": 0.2,
+         "loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
         {"rollout.staleness": 1, "loss.importance_cap": 5.0, "rollout.chunk": 4},
-        {"critic.bootstrap_truncated": True, "rollout.max_response_tokens": 6,
-         "reward.overlong_penalty": 0.0},
-        {"loss.objective": "cispo", "loss.normalizer": "sequence", "loss.old_logprobs": "reuse"},
     ],
     ids=lambda c: next(iter(c)),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import socket
 import time
@@ -95,11 +96,12 @@ def test_two_then_four_processes_do_what_one_does(run, tmp_path):
 
 
 def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server, tmp_path):
-    """Then both are killed. What was drawn since the last checkpoint is read back, on both."""
+    """Then both are killed. What was drawn since the last checkpoint is read back, on both. To
+    process 0: below, behind a pause."""
     length = ("--config.steps=20", "--config.checkpoint.every=0")
     run("whole", 2, *length)
     workdir = tmp_path / "run"
-    for asked in (1, 0, None):
+    for asked in (1, None):
         running = server.start_all(workdir, 2, *SHORT, *length, faults=["eager"])
         assert running[0].wait_for("update", 3)
         if asked is None:
@@ -121,8 +123,7 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server
 
 def test_replies_in_several_processes(run, server, tmp_path):
     """Who is asked answers otherwise at each call. Two processes are killed while they sample, four
-    go on to the end. Given the same replies, two that are left alone come to the same bits, and one
-    process to the same run but for the order in which it adds up."""
+    go on to the end. Given the same replies, two that are left alone come to the same bits."""
     log, flags = tmp_path / "replies", [f"--config.{field}" for field in harness.TURNS]
     flags += ["--config.steps=5", "--config.checkpoint.every=5", "--config.mesh.fsdp=4"]
     how = dict(devices=2, faults=[f"talks={log}"])
@@ -140,8 +141,6 @@ def test_replies_in_several_processes(run, server, tmp_path):
     assert said.awaited <= 1 and len(said.asked) - len(said.kept) <= 16  # rows of a chunk
     run("two", 2, *flags, devices=2, faults=[f"told={log}"])
     harness.assert_same_run(tmp_path / "two", tmp_path / "many", arrays=False)
-    run("one", 1, *flags, devices=4, faults=[f"told={log}"])
-    harness.assert_same_run_elsewhere(tmp_path / "one", tmp_path / "many", atol=1e-5)
 
 
 KILLED = -signal.SIGKILL
@@ -241,16 +240,17 @@ def test_what_goes_wrong_on_one_ends_both_with_its_words(fault, server, tmp_path
     assert any("a hang: '" in t and "all stacks" in t for t in texts) == (fault == "hang")
 
 
-@pytest.mark.parametrize(("fault", "step"), [("unreadable", 2), ("unreadable=2", 1)])
-def test_all_restore_the_step_that_all_can_read(fault, step, run, tmp_path):
+def test_all_restore_the_step_that_all_can_read(run, tmp_path):
     """What one process cannot read at first it reads later; what is bad for one is for all."""
-    run("run", 2, "--config.steps=2")
-    first, second = run("run", 2, "--config.steps=3", faults=[fault])
-    assert f"resumed after step {step}" in first and "done: 3 steps" in first
-    assert ("warning: process 1: " in second and "again in 2 s" in second) == (step == 2)
-    assert (tmp_path / "run" / "checkpoints.damaged" / "2").exists() == (step == 1)
-    wrong = "warning: checkpoint of step 2 is damaged: process 1: arrays cannot be read: DATA_LOSS"
-    assert (wrong in first) == (step == 1)
+    run("2", 2, "--config.steps=2")
+    shutil.copytree(tmp_path / "2", tmp_path / "1")
+    for fault, step in ("unreadable", 2), ("unreadable=2", 1):
+        first, second = run(str(step), 2, "--config.steps=3", faults=[fault])
+        assert f"resumed after step {step}" in first and "done: 3 steps" in first
+        assert ("warning: process 1: " in second and "again in 2 s" in second) == (step == 2)
+        assert (tmp_path / str(step) / "checkpoints.damaged" / "2").exists() == (step == 1)
+        wrong = "checkpoint of step 2 is damaged: process 1: arrays cannot be read: DATA_LOSS"
+        assert (f"warning: {wrong}" in first) == (step == 1)
 
 
 # --- What a start costs ---
