@@ -159,14 +159,14 @@ def child(shipped: str, *names: str) -> None:
 
 
 def pytest_generate_tests(metafunc):
-    """Take two configs for pods, both nightly; `--all_configs`: every one. The large ones
-    as shipped are rows of benchmarks/pod_plan.py as well."""
+    """By day one, by night two for pods as well; `--all_configs`: every one. The large ones as
+    shipped are rows of benchmarks/pod_plan.py as well."""
     if "shipped" in metafunc.fixturenames:
         small = ("dapo_qwen2_5:0.5B", "gsm8k_dapo_qwen2_5_1_5b:")
         every = metafunc.config.option.all_configs
         on_pods = [":".join(of) for of in test_configs.ON_PODS]
         names = [*(f"{name}:" for name in FOR_CPUS), *(x for x in on_pods if every or x in small)]
-        marks = lambda name: [pytest.mark.nightly] * (name in small)
+        marks = lambda name: [pytest.mark.nightly] * (name != "ladder:")
         metafunc.parametrize("shipped", [pytest.param(n, marks=marks(n)) for n in names])
 
 
@@ -210,7 +210,7 @@ def test_sigterm_ends_the_compiler_too_and_says_one_line(tmp_path):
     log = tmp_path / "stderr"
     with log.open("w") as stderr:
         running = subprocess.Popen(
-            plan_command("dapo_qwen2_5_0_5b", "v6e-8"), cwd=ROOT, env=ENVIRONMENT,
+            plan_command("quickstart", "v5e:2x2"), cwd=ROOT, env=ENVIRONMENT,
             stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
         )  # fmt: skip
     deadline = time.time() + 1800

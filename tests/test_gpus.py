@@ -1,6 +1,7 @@
 """`plan --topology=h100-8`: names; memory against programs on simulated devices; figures. And the
 one command for what is to be measured on a GPU, as far as it goes without one."""
 
+import functools
 import json
 import pathlib
 import re
@@ -37,14 +38,17 @@ def small(shape, mesh, **more):
     return c
 
 
+nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "mesh", "remat"),
     [
         (TINY, (1, 1, 1), "full"),
-        (TINY, (1, 8, 1), "none"),
-        (MID, (1, 1, 1), "dots_attention"),
-        (MID, (1, 8, 1), "full"),
+        nightly(TINY, (1, 8, 1), "none"),
+        nightly(MID, (1, 1, 1), "dots_attention"),
+        nightly(MID, (1, 8, 1), "full"),
         (MID, (1, 4, 2), "dots_attention"),
     ],
 )

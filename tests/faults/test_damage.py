@@ -82,7 +82,8 @@ def damaged_copies(directory, tmp_path, damage):
             shutil.rmtree(copy.parent)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip])
+# A file that is cut short has another size: `test_the_content_alone` looks deeper.
+@pytest.mark.parametrize("damage", [pytest.param(truncate, marks=pytest.mark.nightly), flip])
 def test_any_damaged_file_sends_the_run_to_the_checkpoint_before(run, tmp_path, damage):
     directory, restore, states = run
     for name, copy in damaged_copies(directory, tmp_path, damage):

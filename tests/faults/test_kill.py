@@ -154,6 +154,7 @@ def test_with_replies_it_goes_on_on_other_device_counts(part, server, tmp_path):
     harness.assert_same_run_elsewhere(tmp_path / "told", workdir)
 
 
+@pytest.mark.nightly  # by --kills=6 it is one kill; test_several has two, then four processes
 def test_killed_and_gone_on_elsewhere(server, tmp_path, request):
     """What two processes have parked goes on in four."""
     chains = Chains(server, tmp_path, request)
