@@ -53,7 +53,7 @@ hypothesis.settings.load_profile("dapo_jax")
 # The files that take longest are begun first: the workers then end together.
 LONGEST = (
     "test_several", "test_compile", "test_learning", "test_chaos", "test_vapo", "test_damage",
-    "test_leave", "test_kill", "test_system", "test_explain", "test_pod_update", "test_notebooks",
+    "test_leave", "test_kill", "test_system", "test_explain", "test_notebooks",
     "test_curriculum", "test_pages", "test_train", "test_evaluate_cli", "test_lora",
     "test_qwen2", "test_named_evaluation", "test_update", "test_gpus", "test_hf",
 )  # fmt: skip
