@@ -243,15 +243,11 @@ def test_rows_go_on_in_later_steps(whole_run):
     assert [r["spent/tokens"] for r in records[1:]] == [s.counters.tokens for s, _ in told]
 
 
-LONG = (pytest.mark.slow, pytest.mark.nightly)
-
-
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=LONG)])
-def test_cut_off_anywhere_it_ends_with_the_same_bits(every, whole_run, tmp_path):
+def test_cut_off_anywhere_it_ends_with_the_same_bits(whole_run, tmp_path):
     """After so many chunks of decoding, again and again: within a step, before an update, between
     two checkpoints. What had been finished is not drawn again."""
     c, replayed = aged(6), []
-    c.checkpoint.every = every
+    c.checkpoint.every = 3
     for chunks in (3, 9, 14, 1, 23, 30, 400):
         left = iter(range(chunks))
 

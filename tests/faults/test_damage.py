@@ -1,5 +1,6 @@
 """A damaged checkpoint is never restored: the run says so and goes on from the one before."""
 
+import functools
 import pathlib
 import random
 import shutil
@@ -82,14 +83,10 @@ def damaged_copies(directory, tmp_path, damage):
             shutil.rmtree(copy.parent)
 
 
-def by_day(one):
-    """Of the two damages; the other one by night. By its size, truncation is soon found."""
-    nightly = lambda damage: pytest.param(damage, marks=pytest.mark.nightly)
-    both = [x if x is one else nightly(x) for x in (truncate, flip)]
-    return pytest.mark.parametrize("damage", both)
+nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
 
 
-@by_day(flip)
+@pytest.mark.parametrize("damage", [nightly(truncate), flip])  # its size tells of a truncated one
 def test_any_damaged_file_sends_the_run_to_the_checkpoint_before(run, tmp_path, damage):
     directory, restore, states = run
     for name, copy in damaged_copies(directory, tmp_path, damage):
@@ -106,7 +103,7 @@ def test_any_damaged_file_sends_the_run_to_the_checkpoint_before(run, tmp_path, 
         assert (copy.parent / "checkpoints.damaged" / "12").is_dir()
 
 
-@by_day(truncate)
+@pytest.mark.parametrize("damage", [truncate, nightly(flip)])
 def test_the_content_alone_catches_what_would_restore_wrongly(run, tmp_path, monkeypatch, damage):
     """As if each file were too large to be hashed, and without sizes."""
     directory, restore, states = run
