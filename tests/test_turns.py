@@ -118,7 +118,8 @@ def asked(folder) -> int:
 OTHER = ({"rollout.slots": 8, "rollout.chunk": 5}, {"rollout.cache_fraction": 0.6})
 
 
-@pytest.mark.parametrize("aged", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("aged", [0, 1])
 def test_killed_it_is_given_the_same_replies(aged, tmp_path, monkeypatch):
     """Cut off again and again, then beside a run left alone that is given what the first was: the
     same bits. Each reply was asked for once, and is no token of the policy."""
