@@ -1,7 +1,6 @@
 """`plan --topology=h100-8`: names; memory against programs on simulated devices; figures. And the
 one command for what is to be measured on a GPU, as far as it goes without one."""
 
-import functools
 import json
 import pathlib
 import re
@@ -38,7 +37,7 @@ def small(shape, mesh, **more):
     return c
 
 
-nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
+nightly = lambda *case: pytest.param(*case, marks=pytest.mark.nightly)
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ from dapo_jax.plan import hlo
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.pods import topology
 
-# By day test_compile.py has a small update, compiled for four chips: in place, with its gathers.
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_libtpu]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_libtpu]  # by day: test_compile.py's
 
 
 def test_the_32b_update_is_in_place_and_gathers_what_the_cost_model_says():

@@ -20,8 +20,7 @@ FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant
 @pytest.mark.parametrize(
     ("pod", "mesh", "cache"),
     [
-        # By the newest jax it is compiled in CI.
-        pytest.param("v5p:4x4x8", (16, 8), "model", marks=pytest.mark.nightly),
+        pytest.param("v5p:4x4x8", (16, 8), "model", marks=pytest.mark.nightly),  # CI: newest jax
         ("v6e:16x16", (32, 8), "model"),
         ("v5p:4x4x8", (16, 8), "int8"),
     ],

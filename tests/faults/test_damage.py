@@ -1,6 +1,5 @@
 """A damaged checkpoint is never restored: the run says so and goes on from the one before."""
 
-import functools
 import pathlib
 import random
 import shutil
@@ -83,7 +82,7 @@ def damaged_copies(directory, tmp_path, damage):
             shutil.rmtree(copy.parent)
 
 
-nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
+nightly = lambda damage: pytest.param(damage, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("damage", [nightly(truncate), flip])  # its size tells of a truncated one

@@ -164,7 +164,6 @@ def test_a_process_that_is_killed_is_named_by_the_other_that_ends(to, at_work):
     assert (COORDINATOR in last) == (to == 0)
 
 
-# 0: what is seen of it is chance.
 @pytest.mark.parametrize("to", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_process_that_is_stopped_is_ended_and_named(to, at_work):
     """Nobody hears that process 0 is silent: all wait for its answer, and their own signs of life
