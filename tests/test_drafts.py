@@ -1,6 +1,7 @@
 """Guesses change when a token comes, and never which: samples with drafts are those without."""
 
 import functools
+import types
 
 import jax
 import numpy as np
@@ -10,11 +11,12 @@ from rounding import FACTOR
 from test_engine import PROMPT, RULES, SHAPE, assert_same_bits, ids
 from test_qwen2 import mesh_of, oracle_logits
 
+from benchmarks import drafts as measured, half_billion
 from dapo_jax import config
 from dapo_jax.gate import ConfigError
 from dapo_jax.log import tags
 from dapo_jax.model import paged, qwen2
-from dapo_jax.rollout import drafts, engine, near_ties
+from dapo_jax.rollout import drafts, draw as drawing, engine, near_ties
 from dapo_jax.rollout.drafts import Counts, Draft, Drafts
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.engine import Engine, Request, total
@@ -301,3 +303,24 @@ def test_a_rows_places_lie_side_by_side(requests):
             for i, j in zip(begins, [*begins[1:], n][: len(begins)], strict=True):
                 np.testing.assert_array_equal(position[i:j], position[i] + np.arange(j - i))
                 assert (slots.table_SxR[half][i:j] == slots.table_SxR[half][i]).all()
+
+
+def test_the_benchmark_measures_what_it_says(monkeypatch, tmp_path):
+    """Its speed part at a tiny size: both engines replay the texts, which it checks itself, and the
+    guesses that are kept are those of real text."""
+    for name in ("row_keys", "uniform", "draw"):
+        monkeypatch.setattr(drawing, name, getattr(drawing, name))  # puts them back
+    monkeypatch.setattr(half_billion, "REAL", half_billion.SMALL)
+    rng = np.random.default_rng(0)
+    texts = rng.integers(0, 256, (2, 24)).tolist()  # siblings write nearly the same
+    group = lambda text: [[*text[:n], n, *text[n:]] for n in range(8)]
+    monkeypatch.setattr(measured, "texts", lambda path, n: [(t[:5], group(t)) for t in texts])
+    args = types.SimpleNamespace(tokens=4, rows=(4,), layers=1, length=24, repeats=1)
+    table = measured.speed(tmp_path, args)
+    assert [row[:2] for row in table.rows] == [
+        ["4", "real responses"], ["4", "real responses, epoch 2"], ["4", "random ids"],
+        ["4", "random ones of 50 ids"],
+    ]  # fmt: skip
+    kept = [float(row[-2]) for row in table.rows]
+    assert kept[0] > 1.5 and kept[1] > 1.5 and kept[2] < 1.2
+    assert all(float(row[3]) > 0 for row in table.rows)
