@@ -307,7 +307,7 @@ def test_a_rows_places_lie_side_by_side(requests):
 
 def test_the_benchmark_measures_what_it_says(monkeypatch, tmp_path):
     """Its speed part at a tiny size: both engines replay the texts, which it checks itself, and the
-    guesses that are kept are those of real text."""
+    guesses that are kept are those of real text. And its products."""
     for name in ("row_keys", "uniform", "draw"):
         monkeypatch.setattr(drawing, name, getattr(drawing, name))  # puts them back
     monkeypatch.setattr(half_billion, "REAL", half_billion.SMALL)
@@ -324,3 +324,8 @@ def test_the_benchmark_measures_what_it_says(monkeypatch, tmp_path):
     kept = [float(row[-2]) for row in table.rows]
     assert kept[0] > 1.5 and kept[1] > 1.5 and kept[2] < 1.2
     assert all(float(row[3]) > 0 for row in table.rows)
+    monkeypatch.setattr(measured, "WIDTHS", (4, 16))
+    four, sixteen = measured.products(tmp_path, args).rows
+    assert (four[0], four[-2], sixteen[0], sixteen[-1]) == ("4", "1.00", "16", "1.00")
+    parts = [float(ms) for ms in sixteen[1:6]]
+    assert parts[-1] == pytest.approx(sum(parts[:-1]), abs=0.3) and float(sixteen[-2]) > 0
