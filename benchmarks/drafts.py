@@ -1,10 +1,12 @@
 """Drafts on real responses: how many are kept, by source, and tokens per CPU-second with them.
 
-    DAPO_JAX_ASSETS=... python -m benchmarks drafts --full [--only=kept|speed]
+    DAPO_JAX_ASSETS=... python -m benchmarks drafts --full [--only=kept|products|speed]
 
 kept    responses of `verifier/*.jsonl.gz`, tokenized as Qwen2.5, are played back: the rows of a
         problem go on side by side, each pass guesses up to --tokens and keeps what the response
         goes on with. 'epoch 2': half of a problem's responses, the other half being history
+products  what a pass multiplies by weights, by rows: random float32 weights of --layers layers of
+        Qwen2.5-0.5B and as large a part of its vocabulary, CPU-milliseconds, medians of five
 speed   random float32 weights of --layers layers of Qwen2.5-0.5B and as large a part of its
         vocabulary (6: a quarter of the model, 0.5 GB), one core. Every draw does its work and then
         gives the response's token, so that the sampler replays real text; CPU-seconds, medians of
@@ -22,12 +24,13 @@ import pathlib
 import statistics
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import half_billion, harness, sides
 from benchmarks.harness import Flag
-from dapo_jax import config
+from dapo_jax import config, parallel
 from dapo_jax.data import tokenizer
 from dapo_jax.rollout import drafts, draw
 from dapo_jax.rollout.draw import Draw
@@ -41,9 +44,10 @@ FLAGS = {
     "layers": Flag(2, 6),
     "length": Flag(24, 256, "of a replayed response, in tokens, at most"),
     "repeats": Flag(1, 3),
-    "only": Flag("", "", "kept or speed", ("", "kept", "speed")),
+    "only": Flag("", "", "kept, products or speed", ("", "kept", "products", "speed")),
 }
-PLACES = {4: (12, 1.1), 16: (24, 1.3)}  # slots -> places of a pass, and its time in single steps
+PLACES = {4: (20, 1.6), 16: (24, 1.3)}  # slots -> places of a pass, and its time in single steps
+WIDTHS = (1, 4, 8, 12, 16, 20, 24, 32, 48, 64)  # rows of a product
 PROMPT = 128  # tokens of a replayed prompt: its last ones
 
 
@@ -97,27 +101,60 @@ def acceptance(folder: pathlib.Path, args) -> harness.Table:
     return table
 
 
+def measured_shape(layers: int):
+    """So many layers of the real shape, and as large a part of its vocabulary."""
+    real = half_billion.REAL
+    vocab = real.vocab_size * layers // real.num_layers
+    return real._replace(num_layers=layers, vocab_size=vocab, scan_layers=False)
+
+
+def products(folder: pathlib.Path, args) -> harness.Table:
+    c, rng = measured_shape(args.layers), np.random.default_rng(0)
+    D, F = c.hidden_size, c.intermediate_size
+    Hd, Kd = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    sizes = {"q": (D, Hd), "k": (D, Kd), "v": (D, Kd), "o": (Hd, D)}
+    sizes |= {"gate": (D, F), "up": (D, F), "down": (F, D)}
+    number = lambda size: jnp.asarray(rng.standard_normal(size, np.float32))
+    weights = {name: [number(size) for _ in range(c.num_layers)] for name, size in sizes.items()}
+    weights["head"] = [number((c.vocab_size, D))]  # as it is held: the embedding
+    options = parallel.compiler_options(sides.one_device())
+    names = {"q, k, v, o": "qkvo", "gate, up": ("gate", "up"), "down": ("down",), "head": ("head",)}
+    columns = *(f"{name}: ms" for name in names), "all: ms", "over 4 rows", "over 16 rows"
+    table, found = harness.Table("rows", *columns, name="drafts_products"), {}
+
+    def seconds(rows: int, name: str) -> float:
+        """CPU-seconds of all layers' products with this weight."""
+        into = weights[name][0].shape[name == "head"]
+        each = (lambda x, w: x @ w.T) if name == "head" else (lambda x, w: x @ w)
+        f = jax.jit(lambda x, ws: [each(x, w) for w in ws], compiler_options=options)
+        call = lambda: jax.block_until_ready(f(jnp.ones((rows, into)), weights[name]))
+        call()  # compiles
+        return harness.median_seconds(call, 5, time.process_time)
+
+    for rows in WIDTHS:
+        found[rows] = [1e3 * sum(seconds(rows, n) for n in group) for group in names.values()]
+    for rows, parts in found.items():
+        ratios = [f"{sum(parts) / sum(found[n]):.2f}" for n in (4, 16)]
+        table.row(rows, *(f"{ms:.1f}" for ms in (*parts, sum(parts))), *ratios)
+    return table
+
+
 def replay(tokens_NxGxT: np.ndarray) -> None:
     """From here on this process's samplers draw `tokens[stream, sample]`: the log-prob is still
     of an inverse CDF of the logits, at a uniform number that is the token's share of the ids."""
-    ids, real = jnp.asarray(tokens_NxGxT, jnp.float32), draw.draw_apart
+    ids, real = jnp.asarray(tokens_NxGxT, jnp.float32), draw.draw
 
-    def drawn(logits_SxV, id_S, temperature, top_p_S, mode, near=None):
-        out = real(logits_SxV, id_S / logits_SxV.shape[-1], temperature, top_p_S, mode, near)
+    def drawn(logits_SxV, id_S, temperature, top_p, mode, near=None):
+        out = real(logits_SxV, id_S / logits_SxV.shape[-1], temperature, top_p, mode, near)
         return out._replace(token_S=id_S.astype(jnp.int32))
 
     draw.row_keys = lambda key, stream_S, sample_S: (stream_S, sample_S)
     draw.uniform = lambda key, at_S: ids[key[0], key[1], at_S]
-    draw.draw_apart = drawn
+    draw.draw = drawn  # `draw_apart` and draw_triton.py call it by this name
 
 
 def speed(folder: pathlib.Path, args) -> harness.Table:
-    T, rng, real = args.length, np.random.default_rng(0), half_billion.REAL
-    shape = real._replace(
-        num_layers=args.layers,
-        vocab_size=real.vocab_size * args.layers // real.num_layers,
-        scan_layers=False,
-    )
+    T, rng, shape = args.length, np.random.default_rng(0), measured_shape(args.layers)
     V = shape.vocab_size
     groups = texts(folder / "verifier" / "QwenLM__Qwen2.5-Math.jsonl.gz", 2)
     few = rng.integers(0, V, 50)
@@ -126,7 +163,8 @@ def speed(folder: pathlib.Path, args) -> harness.Table:
         "random ids": rng.integers(0, V, (2, 8, T)),
         "random ones of 50 ids": rng.choice(few, (2, 8, T)),
     }
-    replay(np.concatenate([np.asarray(x) % V for x in kinds.values()]))
+    played = np.concatenate([np.asarray(x) % V for x in kinds.values()])
+    replay(played)
     mesh, rules = sides.one_device(), config.base().sharding.decode.to_dict()
     fixed = dict(prompt_tokens=PROMPT, response_tokens=T, stop_ids=[], dtype="float32")
     weights, speeds = half_billion.our_weights(shape), "tokens / CPU-s without, with drafts"
@@ -134,13 +172,18 @@ def speed(folder: pathlib.Path, args) -> harness.Table:
     table = harness.Table(*columns, name="drafts")
 
     def turn(engine, work, before=()):
-        """(CPU-seconds of a call, its Stats). before: requests of the epoch before."""
+        """(CPU-seconds of a call, its Stats, counts of guesses). before: requests of the epoch
+        before."""
         engine.drafts = drafts.Drafts(args.tokens, PLACES[engine.slots][1])
         if before:
             engine.generate(held, before, Draw(seed=0))
         started = time.process_time()
-        _, stats = engine.generate(held, work, Draw(seed=0))
-        return time.process_time() - started, stats
+        responses, stats = engine.generate(held, work, Draw(seed=0))
+        seconds = time.process_time() - started
+        for request, response in zip(work, responses, strict=True):
+            text = played[request.stream, request.sample]
+            np.testing.assert_array_equal(response.tokens, text[: len(response.tokens)])
+        return seconds, stats, engine.drafts.counts
 
     for rows in args.rows:
         places, cost = PLACES[rows]
@@ -160,11 +203,11 @@ def speed(folder: pathlib.Path, args) -> harness.Table:
             if not k:
                 works[f"{kind}, epoch 2"] = [r for r in work if r.sample >= 4], old
             for name, given in works.items():
-                for engine in (usual, ours):  # compiles
-                    turn(engine, [r._replace(limit=16) for r in given[0]])
+                turn(usual, [r._replace(limit=16) for r in given[0]])  # compiles
+                turn(ours, *given)  # also what runs where guesses have proved right
                 found = [(turn(usual, given[0]), turn(ours, *given)) for _ in range(args.repeats)]
                 without, with_ = (statistics.median(x[i][0] for x in found) for i in (0, 1))
-                stats, n = found[0][1][1], ours.drafts.counts
+                _, stats, n = found[0][1]
                 speeds = [stats.tokens / s for s in (without, with_)]
                 cells = ["{:.2f}, {:.2f}".format(*speeds), f"{without / with_:.2f}"]
                 cells += [f"{n.tokens_per_row:.2f}", f"{n.passes} / {stats.chunks}"]
@@ -174,5 +217,5 @@ def speed(folder: pathlib.Path, args) -> harness.Table:
 
 def measure(args) -> list[harness.Table]:
     folder = pathlib.Path(os.environ["DAPO_JAX_ASSETS"])
-    parts = {"kept": acceptance, "speed": speed}
+    parts = {"kept": acceptance, "products": products, "speed": speed}
     return [make(folder, args) for name, make in parts.items() if args.only in ("", name)]

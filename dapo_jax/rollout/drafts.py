@@ -7,7 +7,7 @@ Nothing here looks at a clock: every host of a pod makes the same guesses.
 """
 
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -196,22 +196,31 @@ class Drafts:
         return right / looked
 
     def choose(
-        self, drafts: Sequence[Draft], shards: Sequence[int], spare: Sequence[int]
-    ) -> tuple[list[int], bool]:
-        """How many tokens of each row's draft to verify, those that are most likely kept, and
-        whether a pass gains more than it takes. shards: of the rows; spare: places of each shard
-        beside its rows' own."""
-        worth, spare, expected = [], list(spare), float(len(drafts))
+        self,
+        drafts: Sequence[Draft],
+        shards: Sequence[int],
+        programs: Sequence[tuple[int, float]],
+    ) -> tuple[int, list[int]] | None:
+        """The program that draws most tokens for its time, and how many tokens of each row's draft
+        it verifies, those that are most likely kept. None: steps without guesses draw more. shards:
+        of the rows; programs: (places a shard, time in those of a step), the narrowest first."""
+        worth, best, found = [], float(len(drafts)), None
         for i, draft in enumerate(drafts):
             chance = self.chance(draft)
             worth += [(chance ** (n + 1), -i) for n in range(len(draft.tokens))]
-        counts = [0] * len(drafts)
-        for kept, i in sorted(worth, reverse=True):
-            if kept >= LEAST and spare[shards[-i]]:
-                spare[shards[-i]] -= 1
-                counts[-i] += 1
-                expected += kept
-        return counts, any(counts) and expected >= self.cost * len(drafts)
+        worth = [(kept, -i) for kept, i in sorted(worth, reverse=True) if kept >= LEAST]
+        for wide, cost in programs:
+            spare = {k: wide - rows for k, rows in Counter(shards).items()}
+            counts, expected = [0] * len(drafts), float(len(drafts))
+            for kept, i in worth:
+                if spare[shards[i]]:
+                    spare[shards[i]] -= 1
+                    counts[i] += 1
+                    expected += kept
+            gain = expected / cost
+            if any(counts) and (gain > best if found else gain >= best):
+                best, found = gain, (wide, counts)
+        return found
 
     def count(self, drafts: Sequence[Draft], kept: Sequence[int]) -> None:
         """A pass verified these drafts, one of each row, and kept so many tokens of each."""
@@ -261,28 +270,34 @@ class DraftEngine(Engine):
 
     def _slots(self, schedule, table_SxR):
         slots, there = super()._slots(schedule, table_SxR)
-        rows, shards = [row for row, _ in there], self.shards
+        rows = [row for row, _ in there]
         shard_of = [schedule.shard(row.slot) for row in rows]
         for row in rows:
             if not row.emitted:
                 self.drafts.open(row.index, row.request.prompt, row.request.prefix)
-        each = len(slots.token_S) // shards  # places of a shard
-        wide = max(each, self._places // shards)
-        spare = [wide - shard_of.count(k) for k in range(shards)]
+        programs = self._programs(len(slots.token_S) // self.shards)
         # A row has pages, and a response room, for so many tokens beyond the next.
         most = [min(self.chunk, row.limit - row.emitted) - 1 for row in rows]
-        most = most if any(spare) else [0] * len(rows)
+        most = most if len(rows) < programs[-1][0] * self.shards else [0] * len(rows)
         guesses = [self.drafts.draft(row.index, n) for row, n in zip(rows, most, strict=True)]
-        counts, pays = self.drafts.choose(guesses, shard_of, spare)
         self._guesses, self._verified = guesses, None
-        if pays:
+        if found := self.drafts.choose(guesses, shard_of, programs):
             self._patience = 1
-            return self._spread(slots, there, counts, wide)
+            return self._spread(slots, there, *found)
         until = slots.emitted_S + self._patience
         self._patience = min(2 * self._patience, self.chunk)
         return slots._replace(limit_S=np.minimum(slots.limit_S, until)), there
 
-    def _spread(self, slots: sampler.Slots, there, counts: list[int], wide: int):
+    def _programs(self, each: int) -> list[tuple[int, float]]:
+        """(places a shard, cost) of what a pass may run where a step has `each` rows a shard: all
+        of `rollout.draft_places`, or half of those beyond slots in half of the time beyond."""
+        own, most, cost = self.slots // self.shards, self._places // self.shards, self.drafts.cost
+        if most < own + 2:
+            return [(max(each, most), cost)]
+        half = (own + most) // 2
+        return [(half, 1 + (cost - 1) * (half - own) / (most - own)), (most, cost)]
+
+    def _spread(self, slots: sampler.Slots, there, wide: int, counts: list[int]):
         """The same with `counts` guessed tokens behind the one of each row, in `wide` places a
         shard; all of them draw one token. A row's places lie side by side, in order: the TPU kernel
         knows them by that."""
