@@ -2,6 +2,7 @@
 
     python -m benchmarks rungs             a base, and its properties that docs/rungs.md tells of
     python -m benchmarks rungs --full      and every rung, once per seed, from the seed's own base
+    python -m benchmarks rungs --kept      the comparison alone, from the records that are kept
 
 What is in the folder of the runs is not made again, so that the same command goes on. The task is
 configs/rungs.py; what is compared, and how, stands in docs/rungs.md.
@@ -242,6 +243,13 @@ BARE, WHOLE = DAPO.cumulative[0], DAPO.cumulative[-1]
 PAIRS = [*zip(DAPO.cumulative[1:], DAPO.cumulative, strict=False), (WHOLE, BARE)]
 LONGER = 4  # times the steps of the others, of naive GRPO, for the comparison at equal tokens
 PLACES = {"with room": TAG, "within the limit": "right/limit"}
+BESIDE = {  # name of a column -> tag, how it is written, its unit
+    "length": ("response/length_mean", "{:.1f}", 1),
+    "cut off": ("response/truncated_frac", "{:.3f}", 1),
+    "M tokens": (TOKENS, "{:.3f}", 1e6),
+}
+KEPT = harness.RESULTS / "rungs.jsonl.gz"  # what the comparison reads, of every run
+TAGS = {"step", UPDATES, *PLACES.values(), *(tag for tag, *_ in BESIDE.values())}
 
 
 def of_base(seed: int) -> pool.Task:
@@ -299,9 +307,7 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
     sure = stats.differ([np.subtract(places[what][a], places[what][b]) for what, (a, b) in each])
     told = dict(zip(each, sure, strict=True))
     heads = [head for what in places for head in (f"right {what}", "change", "verdict")]
-    table = harness.Table("rung", "paper", *heads, "length", "cut off", "M tokens", name="rungs")
-    beside = (("response/length_mean", "{:.1f}", 1), ("response/truncated_frac", "{:.3f}", 1),
-              (TOKENS, "{:.3f}", 1e6))  # fmt: skip
+    table = harness.Table("rung", "paper", *heads, *BESIDE, name="rungs")
     for name, below in zip(runs, (None, *runs), strict=False):
         cells = [name, DAPO.paper[name]]
         for what, of in places.items():
@@ -309,7 +315,7 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
             if below:
                 change = stats.paired(of[name], of[below])
                 cells[-2:] = f"{change:+.3f}", word(change, told[what, (name, below)])
-        for tag, form, scale in beside:
+        for tag, form, scale in BESIDE.values():
             curves = (figures.curve(run, tag, UPDATES) for run in runs[name])
             cells.append(form.format(np.mean([np.interp(updates, *c) for c in curves]) / scale))
         table.row(*cells)
@@ -334,20 +340,33 @@ FLAGS = {
     "base": Flag(100, 100, "seed of the base model that is measured"),
     "seeds": Flag(0, 16, "runs of each rung, each from a base of its seed; 0: none"),
     "first_seed": Flag(0, 0),
+    "kept": Flag(False, False, "the comparison alone, from the records that are kept"),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
 
 
+def of_rungs(found: Mapping[str, list[dict]]) -> dict[str, list[list[dict]]]:
+    """Rung -> seed -> records. found: those of each run, by its folder."""
+    runs = {rung: [] for rung in DAPO.cumulative}
+    for folder, of in found.items():
+        runs[folder.split("/")[0]].append(of)
+    return runs
+
+
 def measure(args) -> list[harness.Table]:
+    c = TASK["get_config"]()
+    updates = c.steps * c.optim.minibatches
+    if args.kept:
+        return [compared(of_rungs(harness.kept(KEPT)), updates)]
     out = pathlib.Path(args.out or harness.ROOT / TASK["HOME"])
     tables = base_tables(args.base, out, args.jobs)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     if seeds:
-        arms = {rung: [task(rung, s, s, out) for s in seeds] for rung in DAPO.cumulative}
-        in_turn = [arms[rung][i] for i in range(len(seeds)) for rung in arms]
-        pool.run_all([*map(of_base, seeds), *in_turn], out, args.jobs)
-        runs = {rung: [records(out / of.folder) for of in each] for rung, each in arms.items()}
-        updates = TASK["get_config"]().steps * TASK["get_config"]().optim.minibatches
-        tables.append(compared(runs, updates))
+        tasks = [task(rung, s, s, out) for s in seeds for rung in DAPO.cumulative]
+        pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
+        found = {of.folder: records(out / of.folder) for of in tasks}
+        if args.write:
+            harness.keep(KEPT, found, TAGS)
+        tables.append(compared(of_rungs(found), updates))
     return tables
