@@ -31,7 +31,7 @@ from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.evaluation import sampling
-from dapo_jax.lab.experiments import bases, figures, ladder, pool, stats, training
+from dapo_jax.lab.experiments import bases, figures, ink, ladder, pool, stats, training
 from dapo_jax.log import metrics
 from dapo_jax.run import warmup
 
@@ -248,8 +248,17 @@ BESIDE = {  # name of a column -> tag, how it is written, its unit
     "cut off": ("response/truncated_frac", "{:.3f}", 1),
     "M tokens": (TOKENS, "{:.3f}", 1e6),
 }
+FIGURES = harness.ROOT / "benchmarks" / "figures"
 KEPT = harness.RESULTS / "rungs.jsonl.gz"  # what the comparison reads, of every run
-TAGS = {"step", UPDATES, *PLACES.values(), *(tag for tag, *_ in BESIDE.values())}
+PANELS = [  # of the picture: tag, what it is, over which
+    (TAG, "right with room (share)", UPDATES),
+    (PLACES["within the limit"], "right within the limit (share)", UPDATES),
+    (TAG, "right with room (share)", TOKENS),
+    ("response/length_mean", "mean response length (tokens)", UPDATES),
+    ("policy/entropy", "entropy of sampled tokens (nats)", UPDATES),
+    ("policy/clip_high_frac", "tokens clipped above (share)", UPDATES),
+]
+TAGS = {"step", TOKENS, UPDATES, *(tag for tag, *_ in (*BESIDE.values(), *PANELS))}
 
 
 def of_base(seed: int) -> pool.Task:
@@ -297,12 +306,14 @@ def records(run: pathlib.Path) -> list[dict]:
     return found
 
 
+def accuracies(runs: Mapping[str, Sequence[Sequence[dict]]], tag: str, x: str, end: float):
+    """Rung -> accuracy [seeds]."""
+    return {name: [ladder.accuracy(run, tag, x, end) for run in of] for name, of in runs.items()}
+
+
 def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> harness.Table:
     """One row per rung. runs: rung -> seed -> `records`, in the paper's order."""
-    values = lambda tag, x, end: {
-        name: [ladder.accuracy(run, tag, x, end) for run in of] for name, of in runs.items()
-    }
-    places = {what: values(tag, UPDATES, updates) for what, tag in PLACES.items()}
+    places = {what: accuracies(runs, tag, UPDATES, updates) for what, tag in PLACES.items()}
     each = list(itertools.product(places, PAIRS))
     sure = stats.differ([np.subtract(places[what][a], places[what][b]) for what, (a, b) in each])
     told = dict(zip(each, sure, strict=True))
@@ -325,11 +336,23 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
         table.note(f"{WHOLE} less {BARE}, {what}: {change:+.3f}, {told_so}.")
     budget = min(run[-1][TOKENS] for name in (BARE, WHOLE) for run in runs[name])
     for what, tag in PLACES.items():
-        of = values(tag, TOKENS, budget)
+        of = accuracies(runs, tag, TOKENS, budget)
         change = stats.paired(of[WHOLE], of[BARE])
         table.note(f"The same after {budget / 1e6:.2f} M tokens, {what}: {change:+.3f} "
                    f"({stats.interval(of[WHOLE])} and {stats.interval(of[BARE])}).")  # fmt: skip
     return table
+
+
+def draw(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float, steps: int) -> None:
+    """The rungs beside the paper's, and `PANELS`, in benchmarks/figures/. steps: those compared."""
+    places = {what: accuracies(runs, tag, UPDATES, updates) for what, tag in PLACES.items()}
+    figure, axes = ink.panels(2, 3, *figures.SIZE)
+    colors = {n: c for n, c in figures.rung_colors(DAPO).items() if n in runs}
+    for ax, (tag, what, over) in zip(axes, PANELS, strict=True):
+        longest = steps if over == UPDATES else np.inf
+        figures.panel(ax, runs, colors, tag, what, over, longest)
+    for name, made in (("rungs", figures.bars(places, DAPO)), ("rungs_curves", figure)):
+        made.savefig(FIGURES / f"{name}.png", dpi=100)
 
 
 def word(change: stats.Interval, sure: bool) -> str:
@@ -366,7 +389,9 @@ def measure(args) -> list[harness.Table]:
         tasks = [task(rung, s, s, out) for s in seeds for rung in DAPO.cumulative]
         pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
         found = {of.folder: records(out / of.folder) for of in tasks}
+        runs = of_rungs(found)
         if args.write:
             harness.keep(KEPT, found, TAGS)
-        tables.append(compared(of_rungs(found), updates))
+            draw(runs, updates, c.steps)
+        tables.append(compared(runs, updates))
     return tables

@@ -188,6 +188,17 @@ def test_the_table_follows_from_the_records_that_are_kept(tmp_path):
     assert table.notes == result["notes"]
 
 
+def test_what_is_drawn_is_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(rungs, "FIGURES", tmp_path)
+    shown = {"policy/entropy": 1.0, "policy/clip_high_frac": 0.1}
+    runs = {
+        rung: [[r | shown for r in run(0.5, s)] for s in (0, 1)] for rung in ("grpo", rungs.WHOLE)
+    }
+    assert {tag for r in runs["grpo"][0] for tag in r} <= rungs.TAGS
+    rungs.draw(runs, 96, 6)
+    assert {f.name for f in tmp_path.iterdir()} == {"rungs.png", "rungs_curves.png"}
+
+
 CURVE = 0.3, 0.9, np.log(1.8), np.log(300.0)  # start, ceiling, log exponent, log midpoint
 AT = np.array([0, 128, 256, 384, 512, 640])
 
