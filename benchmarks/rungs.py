@@ -352,7 +352,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float, steps: in
         longest = steps if over == UPDATES else np.inf
         figures.panel(ax, runs, colors, tag, what, over, longest)
     for name, made in (("rungs", figures.bars(places, DAPO)), ("rungs_curves", figure)):
-        made.savefig(FIGURES / f"{name}.png", dpi=100)
+        made.savefig(FIGURES / f"{name}.png", dpi=75)
 
 
 def word(change: stats.Interval, sure: bool) -> str:

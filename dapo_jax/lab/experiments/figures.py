@@ -52,7 +52,9 @@ def bars(places: Mapping[str, Mapping[str, Sequence[float]]], of: presets.Ladder
     right.set_yticks(range(len(names)), names)
     right.set_xlabel("held-out accuracy, T=1 (share of responses)")
     right.set_title("Here: bars with 95% intervals over seeds")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8)
+    figure.legend(
+        *right.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=8
+    )
     left.invert_yaxis()
     right.invert_yaxis()
     return figure
