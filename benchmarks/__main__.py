@@ -38,6 +38,7 @@ BENCHMARKS = {
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
     "rungs": Benchmark(("jax", "flax")),
     "sampler": Benchmark(PEERS, cores=1),
+    "score": Benchmark(("jax", "flax", "scipy")),
     "start": Benchmark(),
     "update": Benchmark(("jax", "google-tunix"), cores=1),
 }

@@ -7,6 +7,7 @@ its tables. This module imports nothing heavy: jax and torch read what `prepare`
 import argparse
 import concurrent.futures
 import datetime
+import gzip
 import importlib.metadata
 import json
 import multiprocessing
@@ -17,7 +18,8 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -170,6 +172,25 @@ def as_json(found: Mapping[str, Any]) -> str:
             text = f"[\n{body}\n ]"
         lines.append(f' "{key}": {text}')
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def keep(path: pathlib.Path, runs: Mapping[str, Sequence[Mapping]], tags: Collection[str]) -> None:
+    """Writes what the records of each run say of these tags, a line a record, compressed."""
+    lines = [
+        json.dumps({"run": run} | {tag: x for tag, x in record.items() if tag in tags}) + "\n"
+        for run, records in runs.items()
+        for record in records
+    ]
+    path.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+
+
+def kept(path: pathlib.Path) -> dict[str, list[dict]]:
+    """Run -> its records, of what `keep` wrote; no records of a run that it does not name."""
+    runs = defaultdict(list)
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+        record = json.loads(line)
+        runs[record.pop("run")].append(record)
+    return runs
 
 
 def commit() -> str:

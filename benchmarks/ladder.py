@@ -7,10 +7,7 @@
 benchmarks/results/METHOD_ladder.jsonl.gz has a line a record, with the tags that the table reads.
 """
 
-import gzip
-import json
 import pathlib
-from collections import defaultdict
 
 from benchmarks import harness
 from benchmarks.harness import Flag
@@ -30,19 +27,13 @@ def kept(method: str) -> pathlib.Path:
     return harness.RESULTS / f"{name}.jsonl.gz"
 
 
-def keep(method: str, config, runs: pathlib.Path) -> None:
-    """The tags that the table reads, of every run of the ladder. ValueError: a run is missing."""
-    tags = {"step", "spent/tokens", ladder.held_out(config), *ladder.BESIDE.values()}
-    lines = []
-    for name in presets.LADDERS[method].rungs:
-        for run in (ladder.folder(name, seed) for seed in SEEDS):
-            records = metrics.read(runs / run / "metrics.jsonl")
-            if not records:
-                raise ValueError(f"{runs / run}: no records")
-            kinds = ({t: x for t, x in record.items() if t in tags} for record in records)
-            lines += [json.dumps({"run": run} | record) for record in kinds]
-    text = "".join(f"{line}\n" for line in lines)
-    kept(method).write_bytes(gzip.compress(text.encode(), mtime=0))
+def trained(method: str, runs: pathlib.Path) -> dict[str, list[dict]]:
+    """Run -> records, of all runs of a ladder. ValueError: one is missing."""
+    names = (ladder.folder(n, seed) for n in presets.LADDERS[method].rungs for seed in SEEDS)
+    found = {name: metrics.read(runs / name / "metrics.jsonl") for name in names}
+    for name in (name for name, records in found.items() if not records):
+        raise ValueError(f"{runs / name}: no records")
+    return found
 
 
 def measure(args) -> list[harness.Table]:
@@ -50,11 +41,9 @@ def measure(args) -> list[harness.Table]:
     if args.method == "vapo":
         config = presets.vapo_ladder_task()
     if args.runs:
-        keep(args.method, config, pathlib.Path(args.runs))
-    records = defaultdict(list)
-    for line in gzip.decompress(kept(args.method).read_bytes()).decode().splitlines():
-        record = json.loads(line)
-        records[record.pop("run")].append(record)
+        tags = {"step", "spent/tokens", ladder.held_out(config), *ladder.BESIDE.values()}
+        harness.keep(kept(args.method), trained(args.method, pathlib.Path(args.runs)), tags)
+    records = harness.kept(kept(args.method))
     _, found = ladder.compare(config, records.__getitem__, of.rungs, SEEDS, of)
     columns, *rows = ladder.table(found, config.optim.minibatches, of)
     table = harness.Table(*columns, name=kept(args.method).name.split(".")[0])

@@ -1,9 +1,12 @@
 """What a step of 32B takes on pods by the cost model of `plan`: before, as shipped, with options.
 
-    python -m benchmarks pod_step --full        all rows, ten minutes; arithmetic, no TPU
+    python -m benchmarks pod_step --full        all rows, fifteen minutes; arithmetic, no TPU
 
 On v5p-256 each row by the constants of before has one of AS_WAS less, down to the shipped config.
+Two tables more: what a value model adds to a step, and what responses that outlive steps save.
 """
+
+from collections.abc import Sequence
 
 from benchmarks.harness import Flag, Table
 from dapo_jax.config import presets, schema, validation
@@ -24,21 +27,63 @@ SLICES = {"v5p-256": {}, "v5p-512": LARGE, "2xv5p-256": LARGE, "v6e-256": {}, "t
 REUSE, INT8 = planner.OPTIONS
 STALE = {"rollout.staleness": 1, "loss.importance_cap": 5.0}
 SLOTS = 3072  # of a stale step, at most; that many draw a batch in the longest response's time
+OLDER = "v5p-256", "v6e-256"  # slices whose steps are simulated with responses that outlive them
 FLAGS = {"only": Flag("tpu7x", "", "rows of slices with this in their name")}
 
 
+def base(name: str):
+    """The shipped config of 32B for a slice."""
+    return changed(presets.dapo_math("32B-v6e" if "v6e" in name else "32B"), SLICES[name])
+
+
 def measure(args) -> list[Table]:
+    wanted = [x for x in SLICES if args.only in x]
+    return [steps(wanted), with_values(wanted), with_staleness(wanted)]
+
+
+def with_values(names: Sequence[str]) -> Table:
+    """DAPO beside VAPO, whose value model takes an update and a forward pass of its own."""
+    parts = "old log-probs", "update", "values", "update of values"
+    table = Table("slice", "method", "step", "sampling", *parts, "others", name="pod_steps_values")
+    for name in (x for x in names if "v5p" in x):
+        for method, config in (("DAPO", base(name)), ("VAPO", presets.vapo(base(name)))):
+            found = planner.plan(config, slices.parse(name), TRAFFIC, 0.1)["step"]
+            seconds = [found["parts"].get(x, 0.0) for x in parts]
+            sampling = sum(found["parts"][x] for x in ("prefill", "decode", "tail", "host"))
+            others = found["expected_s"] - sampling - sum(seconds)
+            cells = found["expected_s"], sampling, *seconds, others
+            table.row(name, method, *(f"{x:,.0f}" for x in cells))
+    return table
+
+
+def with_staleness(names: Sequence[str]) -> Table:
+    heads = "minutes", "of S = 0", "slots busy", "sampling s", "of it prefill", "age", "oldest"
+    heads = "slice", "S", "slots", *heads, "M tokens parked"
+    table = Table(*heads, name="pod_staleness")
+    for name in (x for x in OLDER if x in names):
+        found = planner.plan(base(name), slices.parse(name), TRAFFIC, 0.1, with_staleness=True)
+        first, *_ = aged = found["step"]["staleness"]
+        for a in aged:
+            sampling = sum(a["phases"][x] for x in ("prefill", "decode", "tail", "host"))
+            ages = f"{a['mean']:.2f}", a["oldest"], f"{a['parked'] / 1e6:.1f}"
+            cells = f"{a['seconds'] / 60:.1f}", f"{a['seconds'] / first['seconds']:.2f}"
+            cells += f"{a['occupancy']:.0%}", f"{sampling:.0f}", f"{a['phases']['prefill']:.0f}"
+            told = ages if a["staleness"] else ("-",) * 3
+            table.row(name, a["staleness"], f"{a['slots']:,}", *cells, *told)
+    return table
+
+
+def steps(names: Sequence[str]) -> Table:
     phases = "prefill", "decode", "tail", "old log-probs", "update", "evaluation"
     heads = *phases, "others", "minutes", "from", "to", "W8A8 at most, s"
     table, usual, known = Table("slice", "set", "constants", *heads), dict(VALUES), {}
-    for name in (x for x in SLICES if args.only in x):
-        base = changed(presets.dapo_math("32B-v6e" if "v6e" in name else "32B"), SLICES[name])
+    for name in names:
         pod, was = slices.parse(name), range(len(AS_WAS) if name == "v5p-256" else 0)
-        usually = schema.leaves(base)
+        usually = schema.leaves(base(name))
         rows = [(dict([*AS_WAS.items()][i:]), BEFORE) for i in was] + [({}, BEFORE)]
         rows += [(fields, {}) for fields in ({}, REUSE, INT8, STALE, INT8 | STALE)]
         for fields, other in rows:
-            config = changed(base, fields)
+            config = changed(base(name), fields)
             VALUES.update(usual | other)
             shape, sizes = network(config), validation.resolve_mesh(config, pod.devices)
             assert not mistakes(config, shape, pod)
@@ -59,4 +104,5 @@ def measure(args) -> list[Table]:
             cells = *(f"{x:,.0f}" for x in (*seconds, others)), *(f"{x:.1f}" for x in minutes)
             saved = f"{now.decoding['products'] / 2:.0f}"
             table.row(name, said, "of before" * bool(other), *cells, saved)
-    return [table]
+    VALUES.update(usual)
+    return table

@@ -2,6 +2,7 @@
 
     python -m benchmarks rungs             a base, and its properties that docs/rungs.md tells of
     python -m benchmarks rungs --full      and every rung, once per seed, from the seed's own base
+    python -m benchmarks rungs --kept      the comparison alone, from the records that are kept
 
 What is in the folder of the runs is not made again, so that the same command goes on. The task is
 configs/rungs.py; what is compared, and how, stands in docs/rungs.md.
@@ -30,7 +31,7 @@ from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
 from dapo_jax.data.arithmetic import Style
 from dapo_jax.evaluation import sampling
-from dapo_jax.lab.experiments import bases, figures, ladder, pool, stats, training
+from dapo_jax.lab.experiments import bases, figures, ink, ladder, pool, stats, training
 from dapo_jax.log import metrics
 from dapo_jax.run import warmup
 
@@ -242,6 +243,22 @@ BARE, WHOLE = DAPO.cumulative[0], DAPO.cumulative[-1]
 PAIRS = [*zip(DAPO.cumulative[1:], DAPO.cumulative, strict=False), (WHOLE, BARE)]
 LONGER = 4  # times the steps of the others, of naive GRPO, for the comparison at equal tokens
 PLACES = {"with room": TAG, "within the limit": "right/limit"}
+BESIDE = {  # name of a column -> tag, how it is written, its unit
+    "length": ("response/length_mean", "{:.1f}", 1),
+    "cut off": ("response/truncated_frac", "{:.3f}", 1),
+    "M tokens": (TOKENS, "{:.3f}", 1e6),
+}
+FIGURES = harness.ROOT / "benchmarks" / "figures"
+KEPT = harness.RESULTS / "rungs.jsonl.gz"  # what the comparison reads, of every run
+PANELS = [  # of the picture: tag, what it is, over which
+    (TAG, "right with room (share)", UPDATES),
+    (PLACES["within the limit"], "right within the limit (share)", UPDATES),
+    (TAG, "right with room (share)", TOKENS),
+    ("response/length_mean", "mean response length (tokens)", UPDATES),
+    ("policy/entropy", "entropy of sampled tokens (nats)", UPDATES),
+    ("policy/clip_high_frac", "tokens clipped above (share)", UPDATES),
+]
+TAGS = {"step", TOKENS, UPDATES, *(tag for tag, *_ in (*BESIDE.values(), *PANELS))}
 
 
 def of_base(seed: int) -> pool.Task:
@@ -289,19 +306,19 @@ def records(run: pathlib.Path) -> list[dict]:
     return found
 
 
+def accuracies(runs: Mapping[str, Sequence[Sequence[dict]]], tag: str, x: str, end: float):
+    """Rung -> accuracy [seeds]."""
+    return {name: [ladder.accuracy(run, tag, x, end) for run in of] for name, of in runs.items()}
+
+
 def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> harness.Table:
     """One row per rung. runs: rung -> seed -> `records`, in the paper's order."""
-    values = lambda tag, x, end: {
-        name: [ladder.accuracy(run, tag, x, end) for run in of] for name, of in runs.items()
-    }
-    places = {what: values(tag, UPDATES, updates) for what, tag in PLACES.items()}
+    places = {what: accuracies(runs, tag, UPDATES, updates) for what, tag in PLACES.items()}
     each = list(itertools.product(places, PAIRS))
     sure = stats.differ([np.subtract(places[what][a], places[what][b]) for what, (a, b) in each])
     told = dict(zip(each, sure, strict=True))
     heads = [head for what in places for head in (f"right {what}", "change", "verdict")]
-    table = harness.Table("rung", "paper", *heads, "length", "cut off", "M tokens", name="rungs")
-    beside = (("response/length_mean", "{:.1f}", 1), ("response/truncated_frac", "{:.3f}", 1),
-              (TOKENS, "{:.3f}", 1e6))  # fmt: skip
+    table = harness.Table("rung", "paper", *heads, *BESIDE, name="rungs")
     for name, below in zip(runs, (None, *runs), strict=False):
         cells = [name, DAPO.paper[name]]
         for what, of in places.items():
@@ -309,7 +326,7 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
             if below:
                 change = stats.paired(of[name], of[below])
                 cells[-2:] = f"{change:+.3f}", word(change, told[what, (name, below)])
-        for tag, form, scale in beside:
+        for tag, form, scale in BESIDE.values():
             curves = (figures.curve(run, tag, UPDATES) for run in runs[name])
             cells.append(form.format(np.mean([np.interp(updates, *c) for c in curves]) / scale))
         table.row(*cells)
@@ -319,11 +336,23 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
         table.note(f"{WHOLE} less {BARE}, {what}: {change:+.3f}, {told_so}.")
     budget = min(run[-1][TOKENS] for name in (BARE, WHOLE) for run in runs[name])
     for what, tag in PLACES.items():
-        of = values(tag, TOKENS, budget)
+        of = accuracies(runs, tag, TOKENS, budget)
         change = stats.paired(of[WHOLE], of[BARE])
         table.note(f"The same after {budget / 1e6:.2f} M tokens, {what}: {change:+.3f} "
                    f"({stats.interval(of[WHOLE])} and {stats.interval(of[BARE])}).")  # fmt: skip
     return table
+
+
+def draw(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float, steps: int) -> None:
+    """The rungs beside the paper's, and `PANELS`, in benchmarks/figures/. steps: those compared."""
+    places = {what: accuracies(runs, tag, UPDATES, updates) for what, tag in PLACES.items()}
+    figure, axes = ink.panels(2, 3, *figures.SIZE)
+    colors = {n: c for n, c in figures.rung_colors(DAPO).items() if n in runs}
+    for ax, (tag, what, over) in zip(axes, PANELS, strict=True):
+        longest = steps if over == UPDATES else np.inf
+        figures.panel(ax, runs, colors, tag, what, over, longest)
+    for name, made in (("rungs", figures.bars(places, DAPO)), ("rungs_curves", figure)):
+        made.savefig(FIGURES / f"{name}.png", dpi=75)
 
 
 def word(change: stats.Interval, sure: bool) -> str:
@@ -334,20 +363,35 @@ FLAGS = {
     "base": Flag(100, 100, "seed of the base model that is measured"),
     "seeds": Flag(0, 16, "runs of each rung, each from a base of its seed; 0: none"),
     "first_seed": Flag(0, 0),
+    "kept": Flag(False, False, "the comparison alone, from the records that are kept"),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
 
 
+def of_rungs(found: Mapping[str, list[dict]]) -> dict[str, list[list[dict]]]:
+    """Rung -> seed -> records. found: those of each run, by its folder."""
+    runs = {rung: [] for rung in DAPO.cumulative}
+    for folder, of in found.items():
+        runs[folder.split("/")[0]].append(of)
+    return runs
+
+
 def measure(args) -> list[harness.Table]:
+    c = TASK["get_config"]()
+    updates = c.steps * c.optim.minibatches
+    if args.kept:
+        return [compared(of_rungs(harness.kept(KEPT)), updates)]
     out = pathlib.Path(args.out or harness.ROOT / TASK["HOME"])
     tables = base_tables(args.base, out, args.jobs)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     if seeds:
-        arms = {rung: [task(rung, s, s, out) for s in seeds] for rung in DAPO.cumulative}
-        in_turn = [arms[rung][i] for i in range(len(seeds)) for rung in arms]
-        pool.run_all([*map(of_base, seeds), *in_turn], out, args.jobs)
-        runs = {rung: [records(out / of.folder) for of in each] for rung, each in arms.items()}
-        updates = TASK["get_config"]().steps * TASK["get_config"]().optim.minibatches
+        tasks = [task(rung, s, s, out) for s in seeds for rung in DAPO.cumulative]
+        pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
+        found = {of.folder: records(out / of.folder) for of in tasks}
+        runs = of_rungs(found)
+        if args.write:
+            harness.keep(KEPT, found, TAGS)
+            draw(runs, updates, c.steps)
         tables.append(compared(runs, updates))
     return tables

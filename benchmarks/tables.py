@@ -32,7 +32,9 @@ TOPICS = {
     "mechanisms": Topic(
         "What each technique does", ("mechanisms", "mechanism_measures", "mechanism_bases")
     ),
-    "rungs": Topic("A task for telling the rungs apart", ("rungs_base", "rungs_levels")),
+    "rungs": Topic(
+        "A task for telling the rungs apart", ("rungs", "score", "rungs_base", "rungs_levels")
+    ),
     "speed": Topic(
         "Speed on a CPU",
         (

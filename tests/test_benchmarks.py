@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from levels import compiled_soon
 
-from benchmarks import __main__ as command, arms, half_billion, harness, ladder, tables
+from benchmarks import __main__ as command, arms, half_billion, harness, ladder, pod_step, tables
 from dapo_jax.config import presets
 
 RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
@@ -179,6 +179,19 @@ def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
         (table,) = ladder.measure(types.SimpleNamespace(method=method, runs=""))
         assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
         assert table.notes == result["notes"][: len(table.notes)]
+
+
+def test_steps_with_a_value_model_and_with_staleness_add_up(monkeypatch):
+    parts = dict(prefill=6.0, decode=100.0, tail=50.0, host=4.0, update=200.0, evaluation=40.0)
+    aged = [dict(staleness=s, slots=2048, seconds=(4 - s) * 100, occupancy=0.5 + s / 4, mean=0.25,
+                 oldest=1, parked=2e6, phases=parts) for s in (0, 1)]  # fmt: skip
+    found = {"step": {"expected_s": 400.0, "parts": parts, "staleness": aged}}
+    monkeypatch.setattr(pod_step.planner, "plan", lambda *_, **how: found)
+    rows = pod_step.with_values(["v5p-256", "v6e-256"]).rows
+    assert " ".join(rows[0]) == "v5p-256 DAPO 400 160 0 200 0 0 40" and len(rows) == 2
+    first, second = map(" ".join, pod_step.with_staleness(["v6e-256"]).rows)
+    assert first == "v6e-256 0 2,048 6.7 1.00 50% 160 6 - - -"
+    assert second == "v6e-256 1 2,048 5.0 0.75 75% 160 6 0.25 1 2.0"
 
 
 SMALLEST = (

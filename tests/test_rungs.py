@@ -1,16 +1,18 @@
 """The task of `benchmarks rungs`: its config, what is read off its base, and what is compared."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 import test_configs
 import test_ladder
 
-from benchmarks import rungs
+from benchmarks import harness, rungs, score, tables
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
+from dapo_jax.lab.dynamics import scaling
 from dapo_jax.lab.experiments import pool
 
 PROMPT = "f 4 g + 2 h - 3 ?"
@@ -173,6 +175,68 @@ def test_what_ends_within_the_limit_is_counted_apart(tmp_path):
     kept = [{"step": 3}, {"step": 4, rungs.TAG: 0.75}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
     assert rungs.records(tmp_path) == [kept[0], kept[1] | {"right/limit": 0.5}]
+
+
+def test_the_table_follows_from_the_records_that_are_kept(tmp_path):
+    runs = {f"{rung}/seed_{s}": run(0.5, s) for rung in rungs.DAPO.cumulative for s in (0, 1)}
+    harness.keep(tmp_path / "kept.jsonl.gz", runs, rungs.TAGS)
+    found = harness.kept(tmp_path / "kept.jsonl.gz")
+    assert found == runs
+    assert rungs.of_rungs(found)["grpo"] == [run(0.5, 0), run(0.5, 1)]
+    table, result = rungs.measure(types.SimpleNamespace(kept=True))[0], tables.read("rungs")
+    assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
+    assert table.notes == result["notes"]
+
+
+def test_what_is_drawn_is_what_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(rungs, "FIGURES", tmp_path)
+    shown = {"policy/entropy": 1.0, "policy/clip_high_frac": 0.1}
+    runs = {
+        rung: [[r | shown for r in run(0.5, s)] for s in (0, 1)] for rung in ("grpo", rungs.WHOLE)
+    }
+    assert {tag for r in runs["grpo"][0] for tag in r} <= rungs.TAGS
+    rungs.draw(runs, 96, 6)
+    assert {f.name for f in tmp_path.iterdir()} == {"rungs.png", "rungs_curves.png"}
+
+
+CURVE = 0.3, 0.9, np.log(1.8), np.log(300.0)  # start, ceiling, log exponent, log midpoint
+AT = np.array([0, 128, 256, 384, 512, 640])
+
+
+def test_a_score_is_predicted_with_the_spread_of_seeds():
+    """Of seeds that differ by a constant, the mean of S of them says where the curve is, and the
+    mean of m others lies about it: the variance is that of one seed times (1/S + 1/m)."""
+    exact = scaling.sigmoid(AT, *CURVE)
+    ends = [960.0, 1920.0]
+    fit, alone = score.predicted(AT, exact[None] + np.zeros((4, 1)), ends, 2, 3)
+    for guess, value in zip(alone, scaling.sigmoid(ends, *CURVE), strict=True):
+        assert guess == pytest.approx((value,) * 3, abs=1e-6)
+    assert fit.ceiling.value == pytest.approx(0.9, abs=1e-5)
+    off_S = np.linspace(-0.03, 0.03, 12)
+    _, (guess, _) = score.predicted(AT, exact + off_S[:, None], ends, 4, 150)
+    half = 1.96 * off_S.std() * np.sqrt(1 / 12 + 1 / 4)
+    assert guess.value == pytest.approx(scaling.sigmoid(960.0, *CURVE), abs=1e-5)
+    assert (guess.high - guess.low) / 2 == pytest.approx(half, rel=0.2)
+
+
+def records_of(curve, ends) -> list[dict]:
+    place = {rungs.TAG: curve, "right/limit": curve / 2}
+    return [{rungs.UPDATES: float(x)} | {tag: float(y[i]) for tag, y in place.items()}
+            for i, x in enumerate(ends)]  # fmt: skip
+
+
+def test_longer_runs_are_judged_by_what_was_predicted():
+    noise = np.random.default_rng(0).normal(0, 0.01, (4, len(AT)))
+    short = [records_of(scaling.sigmoid(AT, *CURVE) + e, AT) for e in (*noise, *-noise)]
+    ends = 640 * np.array([1.5, 2, 3])
+    longer = [records_of(scaling.sigmoid(ends, *CURVE) - off, ends) for off in (0.0, 0.3)]
+    table = score.compared(short, longer[:1] * 2, 640, 2, 20)
+    assert [row[1] for row in table.rows] == ["960", "1,280", "1,920"] * 2
+    assert [row[-1] for row in table.rows] == ["yes"] * 6
+    below = score.compared(short, longer[1:] * 2, 640, 2, 20)
+    assert [row[-1] for row in below.rows[:3]] == ["no"] * 3
+    unmeasured = score.compared(short, [], 640, 2, 20)
+    assert [row[-2:] for row in unmeasured.rows] == [["-", "-"]] * 6
 
 
 @pytest.mark.slow

@@ -35,27 +35,26 @@ def rung_colors(of: presets.Ladder) -> dict[str, str]:
     return dict.fromkeys(of.leave_one_out, GRAY) | climbed | {of.cumulative[-1]: RED}
 
 
-def bars(updates, tokens, of: presets.Ladder) -> Figure:
-    """Table 1 as bars: the paper's beside ours, and all of it with one technique left out. updates,
-    tokens: rung -> accuracy [seeds] at equal updates and at equal tokens."""
-    names, colors = list(updates), rung_colors(of)
+def bars(places: Mapping[str, Mapping[str, Sequence[float]]], of: presets.Ladder) -> Figure:
+    """Table 1 as bars: the paper's beside ours, and all of it with one technique left out. places:
+    two, in words -> rung -> accuracy [seeds]."""
+    names, colors = list(next(iter(places.values()))), rung_colors(of)
     figure, (left, right) = ink.panels(1, 2, 6.0, 1.2 + 0.42 * len(names), ratios=(1, 2))
     left.bar_label(left.barh(list(of.paper), list(of.paper.values()), color=GRAY))
     left.set(xlabel="AIME 2024, avg@32 (%)", title="The paper: Qwen2.5-32B")
-    for shift, alpha, values, label in (
-        (-0.2, 1.0, updates, "at equal updates"),
-        (0.2, 0.45, tokens, "at equal generated tokens"),
-    ):
+    for (place, values), shift, alpha in zip(places.items(), (-0.2, 0.2), (1, 0.45), strict=True):
         means, halves = zip(*(stats.interval(values[n]) for n in names), strict=True)
         drawn = right.barh(
             np.arange(len(names)) + shift, means, 0.38, xerr=np.nan_to_num(halves),
-            color=[colors[n] for n in names], alpha=alpha, capsize=2, label=label,
+            color=[colors[n] for n in names], alpha=alpha, capsize=2, label=place,
         )  # fmt: skip
         right.bar_label(drawn, fmt="%.3f", padding=3, fontsize=7)
     right.set_yticks(range(len(names)), names)
     right.set_xlabel("held-out accuracy, T=1 (share of responses)")
     right.set_title("Here: bars with 95% intervals over seeds")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8)
+    figure.legend(
+        *right.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=8
+    )
     left.invert_yaxis()
     right.invert_yaxis()
     return figure

@@ -261,7 +261,7 @@ def report(
     text = markdown(found, scale, config.optim.minibatches, of)
     (out / "table.md").write_text(text)
     files.write_json(out / "table.json", {"scale": scale} | found)
-    drawn = {"ladder": figures.bars(*places(found, config.optim.minibatches).values(), of)}
+    drawn = {"ladder": figures.bars(places(found, config.optim.minibatches), of)}
     if of is DAPO:
         drawn |= figures.curves(runs, held_out(config), policy_steps(config))
     for name, figure in drawn.items():
