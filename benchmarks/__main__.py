@@ -30,7 +30,6 @@ BENCHMARKS = {
     "drafts": Benchmark(cores=1),
     "gpu": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),
-    "kv_traffic": Benchmark(("numpy",)),
     "ladder": Benchmark(("jax", "flax")),
     "pod_plan": Benchmark(("jax", "libtpu")),
     "pod_step": Benchmark(),

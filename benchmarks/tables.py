@@ -38,7 +38,7 @@ TOPICS = {
     "speed": Topic(
         "Speed on a CPU",
         (
-            "race", "sampler", "update", "half_billion", "kv_traffic", "attention_kernel",
+            "race", "sampler", "update", "half_billion", "attention_kernel",
             "cache_dtype", "checkpoint_cost", "drafts_kept",
         ),
     ),
@@ -47,7 +47,7 @@ TOPICS = {
         "On pods, by the compiler and the cost model",
         (
             "pod_step", "pod_plan", "pod_traffic", "pod_plan_values", "pod_traffic_values",
-            "pod_steps_values", "pod_staleness", "pod_preempted", "pod_lora",
+            "pod_steps_values", "pod_staleness", "pod_lora",
         ),
     ),
     "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_runs")),

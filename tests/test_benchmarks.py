@@ -194,9 +194,7 @@ def test_steps_with_a_value_model_and_with_staleness_add_up(monkeypatch):
     assert second == "v6e-256 1 2,048 5.0 0.75 75% 160 6 0.25 1 2.0"
 
 
-SMALLEST = (
-    "start --processes=1; run_costs; kv_traffic; sampler --parts readers; update --parts rate"
-)
+SMALLEST = "start --processes=1; run_costs; sampler --parts readers; update --parts rate"
 
 
 @pytest.mark.slow

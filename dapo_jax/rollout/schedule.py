@@ -1,5 +1,5 @@
 """Which request sits in which slot, with which pages: what the host decides between two chunks.
-Nothing here touches a device: `benchmarks/kv_traffic.py` runs it at sizes that no machine holds."""
+Nothing here touches a device: `plan/simulate.py` runs it at sizes that no machine here holds."""
 
 import dataclasses
 import heapq
