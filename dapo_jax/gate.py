@@ -19,8 +19,11 @@ import pathlib
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.client import HTTPException
 from typing import Any, ClassVar, NamedTuple, NoReturn
+from urllib.error import URLError
 
 _stderr = threading.Lock()
 
@@ -73,6 +76,38 @@ def reading(*place: object, what: str = "cannot be read"):
     except BaseException as error:  # a user's module may raise any, GeneratorExit too
         where = " ".join(str(p) for p in place if p != "")
         raise ValueError(f"{where}: {what}: {describe(error)}") from error
+
+
+WAITS_S = (1, 5, 15, 30)  # between the tries of a download
+# Modules of the HTTP libraries of huggingface_hub, whose errors are no OSErrors
+_OF_NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2")
+
+
+def away(error: BaseException | None) -> bool:
+    """Whether a download failed by the network or by a server that may be back soon; not where
+    there is no such file, or where nobody may ask (HF_HUB_OFFLINE)."""
+    if error is None or type(error).__name__ == "OfflineModeIsEnabled":
+        return False
+    status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
+    if isinstance(status, int):
+        return status in (408, 429) or status >= 500
+    of_network = isinstance(error, ConnectionError | TimeoutError | HTTPException | URLError)
+    of_network |= type(error).__module__.split(".")[0] in _OF_NETWORK
+    return of_network or away(error.__cause__ or error.__context__)
+
+
+def download(what: str, fetch: Callable[[], Any]) -> Any:
+    """The value of `fetch()`, tried again for a minute after errors of the network, with a line
+    each time. What the libraries try again by themselves comes before."""
+    for wait_s in WAITS_S:
+        try:
+            return fetch()
+        except Exception as error:
+            if not away(error):
+                raise
+            print(f"warning: {what}: {describe(error)}; again in {wait_s} s", file=sys.stderr)
+        time.sleep(wait_s)
+    return fetch()
 
 
 _here = threading.local()
