@@ -79,8 +79,7 @@ def reading(*place: object, what: str = "cannot be read"):
 
 
 WAITS_S = (1, 5, 15, 30)  # between the tries of a download
-# Modules of the HTTP libraries of huggingface_hub, whose errors are no OSErrors
-_OF_NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2")
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # whose errors are no OSErrors
 
 
 def away(error: BaseException | None) -> bool:
@@ -92,7 +91,7 @@ def away(error: BaseException | None) -> bool:
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
     of_network = isinstance(error, ConnectionError | TimeoutError | HTTPException | URLError)
-    of_network |= type(error).__module__.split(".")[0] in _OF_NETWORK
+    of_network |= type(error).__module__.split(".")[0] in _CLIENTS
     return of_network or away(error.__cause__ or error.__context__)
 
 

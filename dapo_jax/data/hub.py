@@ -1,7 +1,9 @@
 """Data sets of the Hugging Face hub by name: OWNER/NAME[@REVISION][:PATTERN].
 
-A download that the network breaks off goes on where it was, by the hub's own client; where the
-network stays away longer, or the hub answers that it is busy, it is tried again for a minute.
+Files are downloaded once and then read from the hub's cache. The pattern chooses among them, and
+may be left out if there is only one. A download that the network breaks off goes on where it was,
+by the hub's own client; where the network stays away longer, or the hub answers that it is busy, it
+is tried again for a minute.
 """
 
 import fnmatch

@@ -3,9 +3,7 @@
     mine.jsonl   data/*.parquet   openai/gsm8k:main/train-*   OWNER/NAME@REVISION:FILE
     verifiers:ID, tinker:MODULE:NAME (environments.py)
 
-Text files may be compressed (.gz). A name OWNER/NAME that is not a local file is a data set of the
-Hugging Face hub; its files are downloaded once and then read from the hub's cache. The pattern
-after the colon chooses among its files, and may be left out if there is only one.
+Text files may be compressed (.gz). A name OWNER/NAME that is no local file is the hub's (hub.py).
 """
 
 import csv
