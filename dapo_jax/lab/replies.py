@@ -8,6 +8,7 @@ for once more. What is had so is used by all that one explanation draws.
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,8 +83,9 @@ class _Asker:
     def _reply(self, pieces: list[str]) -> Reply | None:
         """The reply whose tokens in a response have these texts; None: they do not tell it (parts
         of characters, a template that shows the text otherwise)."""
-        whole, roles = "".join(pieces), _ROLES if self._budget.chat else _ROLES[:1]
-        for role in roles:
+        roles = _ROLES if self._budget.chat else _ROLES[:1]
+        # A tokenizer of words, as the embedded task has, puts blanks between them.
+        for whole, role in itertools.product(("".join(pieces), " ".join(pieces)), roles):
             with contextlib.suppress(ValueError):  # the template does not know the role
                 before, after = self._frame(role)
                 if whole.startswith(before) and whole.endswith(after):

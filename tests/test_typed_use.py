@@ -1,0 +1,60 @@
+"""What README's list of commands and the pages on comparing, diagnosing and going back show, typed
+in their order on runs of two steps."""
+
+import json
+import re
+
+import pages
+import pytest
+from scripts import ROOT
+
+from dapo_jax.log import metrics
+
+README = (ROOT / "README.md").read_text()
+((USE, *_),) = [re.findall(r"```\n(.*?)```", README.partition("\n## Use\n")[2], re.S)]
+
+
+def shown(page: str, start: str) -> list[str]:
+    """The lines of a page's blocks that begin so."""
+    text = "\n".join(block for _, block in pages.blocks(page))
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_each_line_works_as_it_is_printed(tmp_path, shell):
+    (desk := tmp_path / "desk").mkdir()
+    pages.stand_ins(desk, tmp_path / "made")
+
+    def typed(line: str) -> str:
+        done = shell.python(*pages.words(line), cwd=desk)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    train, evaluate, sample, *_ = USE.splitlines()
+    assert "done: 2 steps" in typed(train)
+    assert re.search(r"^test +4 +32 ", typed(evaluate), re.M)
+    assert json.loads((desk / "scores.json").read_text())["sets"]["test"]["k"] == 32
+    assert "f 4 g + 2 h - 3 ?" in typed(sample)
+    typed(train.replace("runs/a", "runs/b") + " --config.seed=1")
+    compare, *_ = shown("compare_and_sweep.md", "python -m dapo_jax.lab compare")
+    assert "at 2 steps" in typed(compare) and "updates done" in typed(compare)
+    assert (desk / "compare.png").exists() and (desk / "compare.json").exists()
+    (code,) = [text for kind, text in pages.blocks("compare_and_sweep.md") if kind == "python"]
+    (desk / "figures.py").write_text(code)
+    typed("python -m figures")
+    assert (desk / "headline.png").exists() and (desk / "generalization.png").exists()
+    for line in shown("diagnose.md", "python"):  # of two steps nothing can be told
+        done = shell.python(*pages.words(line), cwd=desk)
+        assert done.returncode in (0, 2, 3) and "not judged (2 steps)" in done.stdout
+    assert json.loads((desk / "why.json").read_text())["steps"] == 2
+    branch, rewind = shown("reading_a_run.md", "python -m dapo_jax.train")
+    file = "configs/quickstart.py"
+    branch = branch.replace("FILE", file).replace("NEW", "runs/c").replace("OLD@120", "runs/a@1")
+    assert "a branch of runs/a/checkpoints step 1" in typed(branch)
+    rewind = rewind.replace("FILE", file).replace("DIR", "runs/a").replace("120", "1")
+    typed(rewind)
+    steps = lambda: [r["step"] for r in metrics.read(desk / "runs/a/metrics.jsonl")]
+    assert steps() == [0, 1] and (desk / "runs/a/rewound").is_dir()
+    typed(train)
+    assert steps() == [0, 1, 2]
