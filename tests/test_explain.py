@@ -18,7 +18,10 @@ from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo import advantage
 from dapo_jax.data import tokenizer
-from dapo_jax.lab import before, explain, explanation, redraw
+from dapo_jax.lab import before, explain, explanation, redraw, replies
+from dapo_jax.reward.tools import Reply
+from dapo_jax.rollout.engine import Draw, Store
+from dapo_jax.variants import turns
 
 FIELDS = {
     "steps": 3, "eval.every": 0, "eval.k": 1, "eval.max_problems": 4, "checkpoint.every": 1,
@@ -223,6 +226,41 @@ def test_a_probe_draws_what_the_first_step_draws(made):
     assert found["teach"] == sum(g.mixed() for g in first)
     lengths = [len(r.tokens) for g in first for r in g.responses]
     assert found["response/length_mean"] == np.mean(lengths)
+
+
+def test_a_reply_is_read_back_from_the_texts_of_its_tokens(assets):
+    """With the released template, which frames it, and by words; cut to its budget; who knows no
+    reply, or two, asks."""
+    folder = assets / "tokenizer"
+    qwen = tokenizer.load(folder, folder / "chat_template_qwen2.5_instruct.jinja")
+    piece = lambda ids: [qwen.decode([t], skip_special=False) for t in ids]
+    turn, asked = [*qwen.encode("look up 漢字"), *qwen.encode("<|im_end|>")], []
+    row = SimpleNamespace(request=SimpleNamespace(stream=7), tokens=turn)
+    other = Reply("asked")
+
+    def answers(*ends, chat=True, tokens=9, given=other):
+        budget = turns.Budget(4, tokens, chat)
+        rows = []
+        for end in ends:
+            new = turns.rendered(qwen, budget, end) if end else []
+            drawn = [1] * len(turn) + [0] * len(new) + [1] * bool(end)
+            pieces = piece([*turn, *new, *turn[:1] * bool(end)])
+            rows.append({"position": 7, "pieces": pieces, **({"drawn": drawn} if end else {})})
+        ask = lambda draw, rows, texts: asked.append(len(rows)) or [given] * len(rows)
+        heard = replies.Heard([*rows, {"position": 7, "pieces": [1]}], Store())
+        asker = replies._Asker(SimpleNamespace(ask=ask), heard, qwen, budget)
+        return asker.ask(Draw(0), [row], [()])[0]
+
+    for said in (Reply("4"), Reply(" x^2 = 4, so", "user"), Reply("a <b>\n\nc")):
+        assert answers(said) == answers(said, said) == said
+        assert answers(Reply(said.text), chat=False) == Reply(said.text)
+    assert answers(Reply("one two three four"), tokens=2) == Reply("one two")
+    assert {*asked} == {0}
+    # A part of a character has no text; two samples that begin alike; none of the record.
+    assert answers(Reply("漢字🫨")) == answers(Reply("1"), Reply("2")) == answers() == other
+    assert answers(None) is None  # it ends there in the record, whatever is said now
+    assert answers(None, given=None) is None and asked[-1] == 1
+    assert answers(Reply("1"), None) == other
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class Heard(Store):
     as asked."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], journal: Store, draw: Draw | None = None):
-        self.rows, self.draw = [row for row in rows if _shows_replies(row)], draw
+        self.rows, self.draw = [_shown(row) for row in rows], draw
         self._journal, self.asked = journal, {}  # name -> payload, of what was asked for again
 
     def recall(self, name: bytes) -> bytes | None:
@@ -45,16 +45,21 @@ class Heard(Store):
         """Texts of the tokens of the reply that the record has behind these tokens of a response;
         []: the response ends there; None: no row says it, or two say different things."""
         n, found = len(pieces), set()
-        for row in self.rows:
-            if row["position"] == position and row["pieces"][:n] == pieces:
-                drawn = [*row["drawn"][n:], 1].index(1)
-                found.add(tuple(row["pieces"][n : n + drawn]))
+        for at, there, drawn in self.rows:
+            if at == position and there[:n] == pieces:
+                reply = [*drawn[n:], 1].index(1)
+                found.add(tuple(there[n : n + reply]))
         return list(found.pop()) if len(found) == 1 else None
 
 
-def _shows_replies(row: Mapping[str, Any]) -> bool:
-    pieces, drawn = row.get("pieces"), row.get("drawn")
-    return isinstance(pieces, list) and isinstance(drawn, list) and len(pieces) == len(drawn)
+def _shown(row: Mapping[str, Any]) -> tuple[int, list[str], list[int]]:
+    """(position, text of each token, whether it was drawn) of a row of rollouts/."""
+    pieces = row.get("pieces")
+    if not isinstance(pieces, list) or not all(isinstance(x, str) for x in pieces):
+        pieces = []
+    drawn = row.get("drawn")  # where the response has replies
+    whole = isinstance(drawn, list) and len(drawn) == len(pieces)
+    return row["position"], pieces, drawn if whole else [1] * len(pieces)
 
 
 class _Asker:
