@@ -3,6 +3,7 @@ in their order on runs of two steps."""
 
 import json
 import re
+import shutil
 
 import pages
 import pytest
@@ -31,11 +32,15 @@ def test_each_line_works_as_it_is_printed(tmp_path, shell):
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
-    train, evaluate, sample, *_ = USE.splitlines()
+    train, evaluate, sample, convert, plan = USE.splitlines()
     assert "done: 2 steps" in typed(train)
     assert re.search(r"^test +4 +32 ", typed(evaluate), re.M)
     assert json.loads((desk / "scores.json").read_text())["sets"]["test"]["k"] == 32
     assert re.search(r"^ *\d\.\d+  '.+'$", typed(sample), re.M)  # a line for each token drawn
+    typed(convert.partition("#")[0])
+    assert (desk / "runs/a_hf/model.safetensors").exists()
+    shutil.copy(ROOT / "configs/dapo_qwen2_5_32b.py", desk / "configs")
+    assert " on v5p-256 = " in typed(plan) and json.loads((desk / "plan.json").read_text())
     typed(train.replace("runs/a", "runs/b") + " --config.seed=1")
     compare, *_ = shown("compare_and_sweep.md", "python -m dapo_jax.lab compare")
     assert "at 2 steps" in typed(compare) and "updates done" in typed(compare)
