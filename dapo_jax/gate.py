@@ -83,21 +83,19 @@ _CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # whose errors are no O
 
 
 def away(error: BaseException | None) -> bool:
-    """Whether a download failed by the network or by a server that may be back soon; not where
-    there is no such file, or where nobody may ask (HF_HUB_OFFLINE)."""
-    if error is None or type(error).__name__ == "OfflineModeIsEnabled":
+    """Whether a download failed by the network or a busy server, and may succeed a little later."""
+    if error is None or type(error).__name__ == "OfflineModeIsEnabled":  # by HF_HUB_OFFLINE
         return False
     status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
     if isinstance(status, int):
         return status in (408, 429) or status >= 500
-    of_network = isinstance(error, ConnectionError | TimeoutError | HTTPException | URLError)
-    of_network |= type(error).__module__.split(".")[0] in _CLIENTS
-    return of_network or away(error.__cause__ or error.__context__)
+    network = isinstance(error, ConnectionError | TimeoutError | HTTPException | URLError)
+    network |= type(error).__module__.split(".")[0] in _CLIENTS
+    return network or away(error.__cause__ or error.__context__)
 
 
 def download(what: str, fetch: Callable[[], Any]) -> Any:
-    """The value of `fetch()`, tried again for a minute after errors of the network, with a line
-    each time. What the libraries try again by themselves comes before."""
+    """The value of `fetch()`, tried again for a minute while the network is away, a line a time."""
     for wait_s in WAITS_S:
         try:
             return fetch()

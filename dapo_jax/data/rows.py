@@ -43,8 +43,7 @@ def require_text(field: str, value: object, text: str) -> None:
 
 
 def find(name: str | Path) -> list[Path]:
-    """The files that a name stands for. ValueError: no file matches the pattern; the data set
-    cannot be fetched from the hub, or has several files and the name chooses none."""
+    """The files that a name stands for. ValueError: no file matches the pattern; as `hub.fetch`."""
     name = str(name)
     if name.startswith(environments.PREFIX):
         return [environments.rows(name)]
