@@ -58,8 +58,7 @@ def test_each_line_works_as_it_is_printed(tmp_path, shell):
     branch = branch.replace("FILE", file).replace("NEW", "runs/c").replace("OLD@120", "runs/a@1")
     assert "a branch of runs/a/checkpoints step 1" in typed(branch)
     rewind = rewind.replace("FILE", file).replace("DIR", "runs/a").replace("120", "1")
-    typed(rewind)
-    steps = lambda: [r["step"] for r in metrics.read(desk / "runs/a/metrics.jsonl")]
-    assert steps() == [0, 1] and (desk / "runs/a/rewound").is_dir()
-    typed(train)
-    assert steps() == [0, 1, 2]
+    saved = lambda: sorted(p.name for p in (desk / "runs/a/checkpoints").iterdir())
+    assert "back at step 1; 1 later checkpoints" in typed(rewind) and saved() == ["0", "1"]
+    assert "done: 2 steps" in typed(train) and saved() == ["0", "1", "2"]
+    assert [r["step"] for r in metrics.read(desk / "runs/a/metrics.jsonl")] == [0, 1, 2]
