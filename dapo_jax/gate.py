@@ -19,8 +19,11 @@ import pathlib
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.client import HTTPException
 from typing import Any, ClassVar, NamedTuple, NoReturn
+from urllib.error import URLError
 
 _stderr = threading.Lock()
 
@@ -73,6 +76,35 @@ def reading(*place: object, what: str = "cannot be read"):
     except BaseException as error:  # a user's module may raise any, GeneratorExit too
         where = " ".join(str(p) for p in place if p != "")
         raise ValueError(f"{where}: {what}: {describe(error)}") from error
+
+
+WAITS_S = (1, 5, 15, 30)  # between the tries of a download
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2")  # whose errors are no OSErrors
+
+
+def away(error: BaseException | None) -> bool:
+    """Whether a download failed by the network or a busy server, and may succeed a little later."""
+    if error is None or type(error).__name__ == "OfflineModeIsEnabled":  # by HF_HUB_OFFLINE
+        return False
+    status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
+    if isinstance(status, int):
+        return status in (408, 429) or status >= 500
+    network = isinstance(error, ConnectionError | TimeoutError | HTTPException | URLError)
+    network |= type(error).__module__.split(".")[0] in _CLIENTS
+    return network or away(error.__cause__ or error.__context__)
+
+
+def download(what: str, fetch: Callable[[], Any]) -> Any:
+    """The value of `fetch()`, tried again for a minute while the network is away, a line a time."""
+    for wait_s in WAITS_S:
+        try:
+            return fetch()
+        except Exception as error:
+            if not away(error):
+                raise
+            print(f"warning: {what}: {describe(error)}; again in {wait_s} s", file=sys.stderr)
+        time.sleep(wait_s)
+    return fetch()
 
 
 _here = threading.local()

@@ -8,10 +8,10 @@ import threading
 
 
 @contextlib.contextmanager
-def serving():
+def serving(served: dict[str, bytes] | None = None):
     """(address, dictionary) of a server of what is in the dictionary: path -> bytes. A hub's
     answers have its headers."""
-    served: dict[str, bytes] = {}
+    served = {} if served is None else served
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

@@ -1,5 +1,6 @@
 """`lab diagnose`: each rule on series made for it, both ways; the command; what is no run."""
 
+import csv
 import json
 
 import numpy as np
@@ -115,6 +116,10 @@ CASES = {
     causes.moves_too_far: (
         dict(policy__clip_low_frac=flat(0.3), reward__accuracy=FALLS),
         dict(policy__clip_low_frac=flat(0.3)),
+    ),
+    causes.scatters: (
+        dict(policy__entropy=line(0.4, 6), reward__accuracy=FALLS),
+        dict(policy__entropy=line(0.4, 1.3), reward__accuracy=FALLS),
     ),
     causes.runs_away: (
         dict(response__length_mean=line(10, 30), response__truncated_frac=line(0, 0.8)),
@@ -329,3 +334,48 @@ def test_a_run_without_figures_cannot_be_told(tmp_path, capsys, text):
     assert diagnose.main([str(tmp_path)]) == diagnose.UNTOLD
     out = capsys.readouterr().out
     assert out.startswith("nothing can be told\n") and out.count("\n") > 20
+
+
+# --- Logs of real runs of other systems ---
+
+NAMES = {
+    "reward_avg": "reward/accuracy", "avg_response_len": "response/length_mean",
+    "entropy_avg": "policy/entropy",
+}  # fmt: skip
+# A public log of a 0.6B model -> the first cause of what its curves show
+REAL = {
+    "7_4_plus_clip_ratio": None,  # learns: reward .6 to .7, entropy about .1
+    "7_3_plus_tracking": "lr high",  # entropy .3 to 7 and a reward of .6 to .1
+    "7_5_plus_kl": "lr high",  # entropy to 11.9, that of 151,936 tokens at random, and no reward
+    "7_6_plus_format_reward": "hacked",  # paid for a form too: the reward rises, the evaluation not
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_run_by_its_figures(assets, tmp_path, capsys, name):
+    """In our tags, as a user would rename his columns; as it stands it has none that is known."""
+    (log,) = (assets / "train_logs").glob(f"*{name}_metrics.csv")
+    records = [r for r in csv.DictReader(log.read_text().splitlines()) if r["step"].isdigit()]
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for r in records:
+            row = {"step": int(r["step"])} | {ours: float(r[k]) for k, ours in NAMES.items()}
+            row |= {EVAL: float(r["eval_acc"]) / 100} if r["eval_acc"] else {}
+            file.write(json.dumps(row) + "\n")
+    first = REAL[name]
+    status = diagnose.FOUND if first else diagnose.NOTHING
+    assert len(records) > 400 and diagnose.main([str(tmp_path), f"--json={tmp_path}/d"]) == status
+    assert json.loads((tmp_path / "d").read_text())["first"] == first
+    assert diagnose.main([str(log)]) == diagnose.UNTOLD
+    assert "nothing can be told\n" in capsys.readouterr().out
+
+
+def test_real_logs_as_they_are(assets, capsys):
+    """verl's: responses go from 30% to 98% truncated. A file of scores by name is no log."""
+    logs = assets / "train_logs"
+    assert diagnose.main([str(logs / "verl_dapo_rloo_qwen2.5-1.5b_steps.csv")]) == diagnose.FOUND
+    assert capsys.readouterr().out.startswith("cause: responses run away from, or do not fit")
+    with pytest.raises(SystemExit) as ended:
+        diagnose.main([str(logs / "speed_rl_dapo_grpo_rloo_eval_curves.jsonl.gz")])
+    err = capsys.readouterr().err
+    assert ended.value.code == 1 and err.startswith("error: ") and err.count("\n") == 1
+    assert "neither JSON lines, nor verl's" in err

@@ -4,6 +4,8 @@ sample and a group are made of; and what is not the run's is noticed."""
 import json
 import pathlib
 import shutil
+from dataclasses import replace
+from types import SimpleNamespace
 
 import golden
 import numpy as np
@@ -11,11 +13,15 @@ import pages
 import pytest
 from scripts import ROOT
 
-from dapo_jax import config, train
+from dapo_jax import build, config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo import advantage
-from dapo_jax.lab import before, explain, explanation, redraw
+from dapo_jax.data import tokenizer
+from dapo_jax.lab import before, explain, explanation, redraw, replies
+from dapo_jax.reward.tools import Reply
+from dapo_jax.rollout.engine import Draw, Store
+from dapo_jax.variants import turns
 
 FIELDS = {
     "steps": 3, "eval.every": 0, "eval.k": 1, "eval.max_problems": 4, "checkpoint.every": 1,
@@ -30,6 +36,11 @@ def half(problem, response):
     right = zlib.crc32(response.encode()) % 2 == 0
     return Grade(float(right), right, response[-4:], {"length": len(response)})
 def long(problem, response): return len(response) / 10
+def moody(problem, transcript):  # no two answers alike
+    import random
+    from dapo_jax.reward.tools import Reply
+    said = random.SystemRandom().choice(["3", "+ 4", "- 7 +", "none"])
+    return None if said == "none" else Reply(said)
 """
 
 
@@ -71,7 +82,8 @@ def agree(path: str, drawn, samples: int, seed: int = 0) -> int:
         for (was, i), now in zip(mine, groups, strict=True):
             a, b = was.responses[i], now.responses[i]
             np.testing.assert_array_equal(a.tokens, b.tokens)
-            assert np.abs(a.logps - b.logps).max() < 1e-4 and a.truncated == b.truncated
+            assert np.abs((a.logps - b.logps)[a.drawn]).max() < 1e-4
+            assert a.truncated == b.truncated and not (a.drawn ^ b.drawn).any()
             assert was.grades.score_G[i] == now.grades.score_G[i]
             if a.versions is not None:
                 np.testing.assert_array_equal(a.versions, b.versions)
@@ -217,6 +229,89 @@ def test_a_probe_draws_what_the_first_step_draws(made):
     assert found["response/length_mean"] == np.mean(lengths)
 
 
+def test_a_reply_is_read_back_from_the_texts_of_its_tokens(assets):
+    """With the released template, which frames it, and by words; cut to its budget; who knows no
+    reply, or two, asks."""
+    folder = assets / "tokenizer"
+    qwen = tokenizer.load(folder, folder / "chat_template_qwen2.5_instruct.jinja")
+    piece = lambda ids: [qwen.decode([t], skip_special=False) for t in ids]
+    turn, asked = [*qwen.encode("look up 漢字"), *qwen.encode("<|im_end|>")], []
+    row = SimpleNamespace(request=SimpleNamespace(stream=7), tokens=turn)
+    other = Reply("asked")
+
+    def answers(*ends, chat=True, tokens=9, given=other):
+        budget = turns.Budget(4, tokens, chat)
+        rows = []
+        for end in ends:
+            new = turns.rendered(qwen, budget, end) if end else []
+            drawn = [1] * len(turn) + [0] * len(new) + [1] * bool(end)
+            pieces = piece([*turn, *new, *turn[:1] * bool(end)])
+            rows.append({"position": 7, "pieces": pieces, **({"drawn": drawn} if end else {})})
+        ask = lambda draw, rows, texts: asked.append(len(rows)) or [given] * len(rows)
+        heard = replies.Heard([*rows, {"position": 7, "pieces": [1]}], Store())
+        asker = replies._Asker(SimpleNamespace(ask=ask), heard, qwen, budget)
+        return asker.ask(Draw(0), [row], [()])[0]
+
+    for said in (Reply("4"), Reply(" x^2 = 4, so", "user"), Reply("a <b>\n\nc")):
+        assert answers(said) == answers(said, said) == said
+        assert answers(Reply(said.text), chat=False) == Reply(said.text)
+    assert answers(Reply("one two three four"), tokens=2) == Reply("one two")
+    assert {*asked} == {0}
+    # A part of a character has no text; two samples that begin alike; none of the record.
+    assert answers(Reply("漢字🫨")) == answers(Reply("1"), Reply("2")) == answers() == other
+    assert answers(None) is None  # it ends there in the record, whatever is said now
+    assert answers(None, given=None) is None and asked[-1] == 1
+    assert answers(Reply("1"), None) == other
+
+
+@pytest.mark.slow
+def test_replies_are_those_of_the_record(made, capsys, monkeypatch):
+    """By a tool that answers otherwise each time: rows of rollouts/ come back as they are, with
+    their replies, where no two begin alike; what the record lacks is asked for again, and the
+    explanation says so."""
+    stops = frozenset((12, 33, 35, 36, 44, 46))
+    often = lambda *where: replace(tokenizer.load(*where), stop_ids=stops)
+    monkeypatch.setattr(build, "tokenizer", SimpleNamespace(load=often))  # turns end soon
+    c = config.base()
+    c.update(FIELDS | {"steps": 1, "rollout.turns": 3, "rollout.max_response_tokens": 32})
+    c.update({"reward.reply": "judge.py:moody", "rollout.reply_tokens": 4, "log.samples": 99})
+    drawn = trained(c, "talk")
+    o, piece = redraw.open_step("talk", 1), lambda r: [explain._piece(o, t) for t in r.tokens]
+    rows = [r for r in redraw.recorded("talk", 1) if 0 in r.get("drawn", ())]
+    first = [(r["position"], r["pieces"][: r["drawn"].index(0)]) for r in rows]
+    recorded = [
+        (r["position"], r["pieces"])
+        for r in rows
+        if sum(at == r["position"] and r["pieces"][: len(x)] == x for at, x in first) == 1
+    ]
+    again = {g.position: g for g in redraw.draw(o, sorted({position for position, _ in recorded}))}
+    both = [
+        (group.position, i, was, again[group.position].responses[i])
+        for group in drawn[1]
+        for i, was in enumerate(group.responses)
+        if (group.position, piece(was)) in recorded
+    ]
+    assert len(both) > 3
+    for _, _, was, now in both:
+        np.testing.assert_array_equal(was.tokens, now.tokens)
+        np.testing.assert_array_equal(was.drawn, now.drawn)
+    position, i, was, _ = both[0]
+    said = ["talk@1", str(position), str(i)]
+    # What other samples are told now may make a difference of the whole step.
+    assert explain.main([*said, "--whole", "--json=talk.json"]) in (0, 1)
+    shown, found = capsys.readouterr().out, json.loads(pathlib.Path("talk.json").read_text())
+    assert "turns are put to reward.reply again" in shown and "  reply  " in shown
+    replies = [t for t in found["tokens"] if t["reply"]]
+    assert [t["id"] for t in replies] == was.tokens[~was.drawn].tolist()
+    assert all(t["logp"] is None and t["uniform"] is None and not t["candidates"] for t in replies)
+    assert {t["weight"] for t in replies if "weight" in t} <= {0.0}
+    own = [t["logp"] for t in found["tokens"] if not t["reply"]]
+    assert own == was.logps[was.drawn].tolist()
+    assert explanation.page(found).count("<table") == 2
+    assert explain.main([*said, str(replies[0]["token"])]) == 0
+    assert "of a reply; the policy did not draw it" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
@@ -257,13 +352,25 @@ def test_the_page_works_as_it_stands(tmp_path, shell):
     assert "a.html" in page and "<svg" in (tmp_path / "desk" / "a.html").read_text()
 
 
+TALK = """reward.reply=guess rollout.turns=3 rollout.reply_tokens=4 rollout.max_response_tokens=16
+    rollout.chunk=2"""
+KINDS = {
+    **golden.RUNS,
+    "resumed": "loss.old_logprobs=recompute",
+    "turns": TALK,
+    "turns_stale": f"{TALK} rollout.staleness=1 rollout.slots=12 loss.importance_cap=5"
+    " loss.old_logprobs=recompute",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.nightly  # by day one small run, `made`
-@pytest.mark.parametrize("kind", golden.RUNS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_all_kinds_of_runs(kind, tmp_path):
-    """72 random ones of each golden run."""
+    """648 random ones, of the golden runs and of one that was started three times."""
     c, bad = cli.load(str(ROOT / "configs" / "quickstart.py")), []
-    given = f"{golden.EVERY} {golden.RUNS[kind]} checkpoint.every=1 checkpoint.keep=99".split()
+    given = f"{golden.EVERY} {KINDS[kind]} checkpoint.every=1 checkpoint.keep=99".split()
     c.update(cli.overrides([tuple(flag.split("=")) for flag in given], bad))
     c.rollout.slots = max(c.rollout.slots, 16)  # a multiple of the devices
-    assert not bad and agree(str(tmp_path), trained(c, tmp_path), 72) == 72
+    stops = (2, 4) if kind == "resumed" else ()
+    assert not bad and agree(str(tmp_path), trained(c, tmp_path, stops), 72) == 72

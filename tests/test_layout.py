@@ -3,13 +3,15 @@ where it is installed, finds the tags of a run in them."""
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from tensorboardX.proto.layout_pb2 import Layout
 from test_tags import events
 from test_train import small
 
-from dapo_jax.log import layout, tags, tensorboard as board
+from dapo_jax.log import layout, metrics, tags, tensorboard as board
 
 RECORD = {t: 1.0 for t in tags.TAGS if not layout._LISTS.fullmatch(t) and "<" not in t} | {
     "eval/a_b/avg@k": 0.5, "eval/a_b_top_p0.7/avg@k": 0.5, "eval/c/maj@k": 1, "time/lost/away": 0,
@@ -80,6 +82,34 @@ def test_what_a_run_does_not_log_has_no_panel(tmp_path):
         ("Reward", "reward [reward]"): ["reward/mean$"],
         ("Policy", "policy/loss [1]"): ["policy/loss$"],
     }
+
+
+def test_panels_of_wandb_are_over_rollout_steps(tmp_path, monkeypatch):
+    """By a stand-in that does as its client: a number has the axis that was defined before it came,
+    and needs its value in the same call; a glob is a beginning and one asterisk."""
+    axes, drawn = {}, {}
+
+    def define_metric(name, step_metric=None, hidden=False):
+        assert "*" not in name[:-1]
+        axes[name] = step_metric
+
+    def log(numbers, step):
+        for name, value in numbers.items():
+            of = axes[name] if name in axes else axes.get("*")
+            drawn.setdefault(name, []).append((numbers[of] if of else step, value))
+
+    calls = dict(define_metric=define_metric, log=log, finish=lambda: None, alert=lambda **_: None)
+    client = SimpleNamespace(init=lambda **_: SimpleNamespace(id="w", **calls))
+    monkeypatch.setitem(sys.modules, "wandb", client)
+    c = small(1)
+    c.log.wandb, c.log.tensorboard = "mine", False
+    writer = metrics.Writer(tmp_path, -1, c, print)
+    for step in (0, 1, 2):
+        writer.record(step, {t: float(step) for t in RECORD if t not in ("step", "alarms")})
+    writer.close()
+    assert axes == {"step": None, "*": "step"}
+    assert {*drawn} >= {"policy/loss", "eval/a_b/avg@k", "reward/mean"}
+    assert all(points == [(0, 0.0), (1, 1.0), (2, 2.0)] for points in drawn.values())
 
 
 def test_tensorboard_s_own_reader_finds_them(folder):

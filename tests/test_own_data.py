@@ -46,13 +46,12 @@ def test_answers_of_any_type(case):
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
-    import huggingface_hub
     from huggingface_hub import constants
 
     url, served = server
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     names = ["README.md", "main/test.jsonl", "main/train-0.jsonl", "main/train-1.jsonl"]

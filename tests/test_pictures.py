@@ -110,3 +110,68 @@ def test_files_at_a_column_s_width(tmp_path, pools):
         pdf, png = (tmp_path / "new" / "folder" / f"entropy.{k}" for k in ("pdf", "png"))
         assert b"/CIDFontType2" in (text := pdf.read_bytes()) and b"/Type3" not in text
         assert int.from_bytes(png.read_bytes()[16:20], "big") == 990  # 3.3 inches of 300 dots
+
+
+# --- A sweep over one field ---
+
+
+def swept(*seeds_of_each) -> list[compare.Column]:
+    """A column for each list of last scores, a run for each score."""
+    run = lambda n, x: ours(f"{n}/{x}")._replace(
+        series={"eval/s/avg@k": (np.array([0, 20]), np.array([0.1, x]))}
+    )
+    return columns(*([run(n, x) for x in seeds] for n, seeds in enumerate(seeds_of_each)))
+
+
+def test_a_sweep_over_one_field_is_a_picture_and_a_line(tmp_path):
+    """By hand: at step 20 means .2, .8 and .5; the middle one's interval reaches down to .673."""
+    wanted = [{"optim.lr": x} for x in (1e-4, 1e-3, 3e-4)]
+    made = swept([0.1, 0.3], [0.79, 0.81], [0.49, 0.51])
+    half = stats.t.ppf(0.975, 1) * np.array([0.1, 0.01, 0.01])
+    text = pictures.over(made, wanted, tmp_path)
+    best = "0.800 +- 0.127 at 0.001 is the highest"
+    assert half[0] > 1 and text == (
+        f"\n\ns/avg@k over optim.lr: {best}; the intervals of 0.0001 reach as high; it is the"
+        " largest value, and the best may lie beyond"
+    )
+    assert (tmp_path / "over_optim_lr.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "over_optim_lr.pdf").exists()
+    scores = {"eval/s/avg@k": [[0.1, 0.3], [0.79, 0.81], [0.49, 0.51]]}
+    figure = pictures.over_values("optim.lr", [1e-4, 1e-3, 3e-4], scores, "avg@k [share]")
+    (ax,) = figure.axes
+    (means, _, (bars,)) = ax.containers[0]
+    np.testing.assert_allclose(means.get_xydata(), [[1e-4, 0.2], [3e-4, 0.5], [1e-3, 0.8]])
+    ends = np.array([s[:, 1] for s in bars.get_segments()])
+    order = [0, 2, 1]
+    wanted_ends = np.array([0.2, 0.5, 0.8])[:, None] + half[order][:, None] * [-1, 1]
+    np.testing.assert_allclose(ends, wanted_ends)
+    assert ax.get_xscale() == "log" and [t.get_text() for t in ax.get_xticklabels()] == [
+        "0.0001", "0.001", "0.0003"
+    ]  # fmt: skip
+    assert sorted(y for line in ax.lines if line.get_marker() == "." for y in line.get_ydata()) == (
+        sorted(x for seeds in scores["eval/s/avg@k"] for x in seeds)
+    )
+
+
+def test_other_values_stand_in_order_and_what_cannot_be_told_is_said(tmp_path):
+    words = [{"loss.objective": x} for x in ("ppo", "gspo")]
+    text = pictures.over(swept([0.4], [0.6]), words, tmp_path)
+    assert text == (
+        "\n\ns/avg@k over loss.objective: 0.600 at gspo is the highest; one seed tells nothing of"
+        " chance"
+    )
+    (ax,) = pictures.over_values("x", [True, False], {"a": [[1.0], [2.0]]}, "a [1]").axes
+    assert ax.get_xscale() == "linear"
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["True", "False"]
+    (ax,) = pictures.over_values("x", [2, 8], {"a": [[1.0], [2.0]]}, "a [1]").axes
+    assert ax.get_xscale() == "linear" and ax.get_xticks().tolist() == [2, 8]
+    (inner,) = pictures.over(swept([0.1], [0.9], [0.2]), [{"x": x} for x in (1, 2, 3)], tmp_path)[
+        2:
+    ].splitlines()
+    assert "beyond" not in inner
+    two = [{"a": 1, "b": 2}, {"a": 1, "b": 3}]
+    assert pictures.over(swept([0.4], [0.6]), two, tmp_path / "none") == ""
+    assert pictures.over(swept([0.4]), words[:1], tmp_path / "none") == ""
+    silent = [c._replace(runs=[r._replace(series={}) for r in c.runs]) for c in swept([0], [1])]
+    assert pictures.over(silent, words, tmp_path / "none") == ""
+    assert not (tmp_path / "none").exists()

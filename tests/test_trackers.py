@@ -15,8 +15,9 @@ from dapo_jax.log import metrics, trackers
 def wandb(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", client := mock.Mock())
     client.init.side_effect = lambda id, **_: SimpleNamespace(
-        id=id or "w1", log=client.log, alert=client.alert, finish=client.finish
-    )
+        id=id or "w1", log=client.log, alert=client.alert, finish=client.finish,
+        define_metric=mock.Mock(),
+    )  # fmt: skip
     client.Table = lambda columns, data: ("table", columns, data)
     return client
 
@@ -60,7 +61,8 @@ def test_what_goes_to_the_run_of_the_workdir(tmp_path, wandb, mlflow):
     columns = [x for x in ROW if x not in ("pieces", "entropies")]
     cells = [["p", "q", "r", "1", None, reward, 2, False] for reward in (-1.0, 1.0)]
     named, fields = dict(name="some run", resume="allow", dir=tmp_path), config.leaves(c)
-    numbers = lambda step: ("log", ({"eval/x/avg@k": 0.5, "optim/updates": 3},), {"step": step})
+    values = {"eval/x/avg@k": 0.5, "optim/updates": 3}
+    numbers = lambda n: ("log", ({"step": n} | values,), {"step": n})
     samples = lambda step: ("log", ({"samples": ("table", columns, cells)},), {"step": step})
     alert = lambda n: ("alert", (), dict(title=f"some run: alarm in step {n}", text="low\n\nlong"))
     assert wandb.mock_calls == [

@@ -82,8 +82,8 @@ def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == pinned.sha256:
         return path, True
     url = f"{os.environ.get('DAPO_JAX_DATA_HOST') or HOST}/{pinned.source}"
-    with gate.reading(url, what="not to be had"), urllib.request.urlopen(url, timeout=60) as f:
-        data = f.read()
+    with gate.reading(url, what="not to be had"):
+        data = gate.download(url, lambda: urllib.request.urlopen(url, timeout=60).read())
     if (found := hashlib.sha256(data).hexdigest()) != pinned.sha256:
         raise ValueError(f"{url}: is another file: SHA-256 {found}, not {pinned.sha256}")
     folder.mkdir(parents=True, exist_ok=True)

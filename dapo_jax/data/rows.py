@@ -3,30 +3,25 @@
     mine.jsonl   data/*.parquet   openai/gsm8k:main/train-*   OWNER/NAME@REVISION:FILE
     verifiers:ID, tinker:MODULE:NAME (environments.py)
 
-Text files may be compressed (.gz). A name OWNER/NAME that is not a local file is a data set of the
-Hugging Face hub; its files are downloaded once and then read from the hub's cache. The pattern
-after the colon chooses among its files, and may be left out if there is only one.
+Text files may be compressed (.gz). A name OWNER/NAME that is no local file is the hub's (hub.py).
 """
 
 import csv
 import difflib
-import fnmatch
 import glob
 import gzip
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dapo_jax import gate
-from dapo_jax.data import environments
+from dapo_jax.data import environments, hub
 
 SUFFIXES = (".parquet", *(kind + gz for kind in (".jsonl", ".json", ".csv") for gz in ("", ".gz")))
 BAR = dict(delay=2, leave=False, unit_scale=True)  # a progress bar, if it takes more than 2 s
-_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?(?::(.+))?")
 
 Row = bytes | dict | list | Exception  # an undecoded line; a row; the error of a bad row
 
@@ -48,45 +43,18 @@ def require_text(field: str, value: object, text: str) -> None:
 
 
 def find(name: str | Path) -> list[Path]:
-    """The files that a name stands for. ValueError: no file matches the pattern; the data set
-    cannot be fetched from the hub, or has several files and the name chooses none."""
+    """The files that a name stands for. ValueError: no file matches the pattern; as `hub.fetch`."""
     name = str(name)
     if name.startswith(environments.PREFIX):
         return [environments.rows(name)]
-    if is_hub(name):
-        return _from_hub(name, *_HUB.fullmatch(name).groups())
+    if hub.named(name, SUFFIXES):
+        return hub.fetch(name, SUFFIXES)
     path = Path(name).expanduser()
     if glob.has_magic(name) and not path.exists():
         if found := sorted(p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()):
             return [Path(p) for p in found]
         raise ValueError(f"{name}: no file of that pattern")
     return [path]
-
-
-def is_hub(name: str) -> bool:
-    """Whether a name has the form of a hub data set and is not a local file."""
-    match = _HUB.fullmatch(name)
-    if not match or name.startswith((".", "~")):
-        return False
-    plain = not match[3] and name.endswith(SUFFIXES)
-    return not plain and not Path(name).exists()
-
-
-def _from_hub(name: str, repo: str, revision: str | None, pattern: str | None) -> list[Path]:
-    import huggingface_hub  # not needed for local files
-
-    about = dict(repo_id=repo, repo_type="dataset", revision=revision)
-    with gate.reading(name, what="no such file, and not to be had as a data set of the hub"):
-        if pattern and not glob.has_magic(pattern):  # found in the cache without a network
-            return [Path(huggingface_hub.hf_hub_download(filename=pattern, **about))]
-        every = huggingface_hub.HfApi().list_repo_files(**about)
-    files = sorted(f for f in every if f.endswith(SUFFIXES))
-    chosen = [f for f in files if fnmatch.fnmatchcase(f, pattern)] if pattern else files
-    if not chosen or (len(chosen) > 1 and not pattern):
-        has = f"the data set has {', '.join(files)[:500] or 'none that can be read'}"
-        raise ValueError(f"{name}: say which file, as {repo}:FILE or {repo}:PATTERN; {has}")
-    with gate.reading(name):
-        return [Path(huggingface_hub.hf_hub_download(filename=f, **about)) for f in chosen]
 
 
 def read(path: Path, wanted: Callable, needs: str) -> Iterator[tuple[int, Row]]:

@@ -112,7 +112,7 @@ def probed(config, text: build.Text, model_dir, problems_asked: int, say) -> dic
     first = redraw.Opened("", 1, config, method, text, machine, stream, state, [])
     groups = redraw.draw(first, range(problems_asked))
     n, teach = len(groups), sum(map(method.teaches, groups))
-    tokens = sum(len(r.tokens) for g in groups for r in g.responses)
+    tokens = sum(r.length for g in groups for r in g.responses)
     got = Collected([], [], groups, n, 1, 1.0)
     found = metrics.rollout_metrics(config, got, tokens)
     low, high = wilson(teach, n)

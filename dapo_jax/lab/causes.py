@@ -193,6 +193,19 @@ def moves_too_far(e: Evidence) -> Finding | None:
     return None
 
 
+def scatters(e: Evidence) -> Finding | None:
+    """Entropy grows many times and the score does not rise, or falls: updates have destroyed the
+    policy, which is on its way to tokens at random."""
+    tag = next(t for t in ("policy/entropy", "policy/batch_entropy") if t in e.series)
+    c = e.curve(tag)
+    bound = max(4 * c.start, c.start + 1)
+    if not c.late > bound or (e.learns and not e.fell):
+        return None
+    why = f"nats a token, {c.start:.3g} at the start, while {e.score_tag} goes from"
+    why += f" {e.score.start:.2f} to {e.score.late:.2f}; bound: four times the start, or 1 more"
+    return Finding(tag, c.since(c.values > bound), c.late, bound, why)
+
+
 def runs_away(e: Evidence) -> Finding | None:
     """Responses grow into the limit, or far beyond what they were, and are no better for it."""
     c, cut = e.curve("response/length_mean"), e.curve("response/truncated_frac")
@@ -404,6 +417,7 @@ RULES = (
     Rule("staleness", too_old, 3, "policy/importance_ess|policy/importance_capped_frac config"),
     Rule("lr high", not_finite, 2, "optim/skipped"),
     Rule("lr high", moves_too_far, 2, "policy/clip_low_frac|policy/clip_frac|policy/approx_kl"),
+    Rule("lr high", scatters, 6, f"policy/entropy|policy/batch_entropy {SCORE}"),
     Rule("verifier", evaluation_ahead, 3, "reward/accuracy eval/"),
     Rule("hacked", pays_for_form, 4, "reward_part/"),
     Rule("length", runs_away, 4, "response/length_mean response/truncated_frac"),

@@ -30,7 +30,6 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.minibatches import make_minibatches
 from dapo_jax.data import files, prompts
 from dapo_jax.lab import explanation, redraw
-from dapo_jax.lab.dynamics import logs
 from dapo_jax.lab.redraw import Opened, Whole
 from dapo_jax.model import qwen2
 from dapo_jax.rollout import draw
@@ -83,6 +82,7 @@ def explain(
         out |= {"sample": sample, "tokens": tokens(o, group, sample)}
     if whole or objective:
         add_whole(out, redraw.whole(o, [objective] * bool(objective)), objective)
+    notes += o.heard.note() if o.heard else []
     return out
 
 
@@ -94,18 +94,21 @@ def judged(o: Opened, group: Group) -> list[dict[str, Any]]:
     (items,) = make_minibatches(o.method, [group], o.step - 1)
     longest, rows = c.rollout.max_response_tokens, []
     for i, (r, item) in enumerate(zip(group.responses, items, strict=True)):
-        score, n = float(grades.score_G[i]), len(r.tokens)
+        score, n, own = float(grades.score_G[i]), r.length, r.drawn
         whole = float(reward.shaped(grades.score_G[i], n, longest, c.reward))
-        made = [str(v) if v >= 0 else "an earlier step" for v in made_by(o, group, r)]
+        made = np.array(made_by(o, group, r))[own].tolist()
+        made = [str(v) if v >= 0 else "an earlier step" for v in made]
         rows.append({
-            "sample": i, "tokens": n, "truncated": bool(r.truncated),
+            "sample": i, "tokens": len(own), "reply_tokens": len(own) - n,
+            "truncated": bool(r.truncated),
             "response": o.text.tokenizer.decode(r.tokens.tolist()),
             "extracted": grades.answers[i],
             "right": None if grades.right_G is None else bool(grades.right_G[i]),
             "score": score, "parts": {k: float(x[i]) for k, x in grades.parts_G.items()},
             "overlong_penalty": whole - score, "reward": whole,
             "advantage": item.advantage if alone else None, "trained": bool(item.weight),
-            "logp": float(r.logps.sum(dtype=float)), "entropy": float(r.entropies.mean()),
+            "logp": float(r.logps[own].sum(dtype=float)),
+            "entropy": float(r.entropies[own].mean()),
             "made_by_weights_after": dict(Counter(made)),
         })  # fmt: skip
     return rows
@@ -124,7 +127,7 @@ def compared(o: Opened, group: Group) -> dict[str, Any]:
     """The record of the step against what is drawn again: of this problem its rows in rollouts/ and
     its responses in the journal; where rollouts/ has none of it, those of its first problem, so
     that wrong weights do not stay unnoticed."""
-    rows, differ = recorded(o), []
+    rows, differ = redraw.recorded(o.path, o.step), []
     mine = [r for r in rows if r["position"] == group.position]
     others = [r for r in rows if r["position"] == rows[0]["position"]] if not mine else []
     if others:
@@ -133,20 +136,11 @@ def compared(o: Opened, group: Group) -> dict[str, Any]:
         differ += [w for w in [_difference(o, group if mine else group_of, row)] if w]
     kept = redraw.journal(o, group.position)
     for i, old in kept.items():
-        new = group.responses[i].tokens[-len(old.tokens) :]
+        new = group.responses[i].tokens[: len(old.tokens)]
         if not np.array_equal(new, old.tokens):
             differ.append(f"sample {i}: the journal has other tokens")
     found = {"of_this_problem": len(mine), "of_another": len(others), "journal": len(kept)}
     return found | {"differences": differ}
-
-
-def recorded(o: Opened) -> list[dict[str, Any]]:
-    """The rows of rollouts/ of the step; none where the run has not made it."""
-    file = logs.place(o.path) / "rollouts" / f"step_{o.step:06d}.jsonl"
-    if not logs.attempt(o.path, file.exists):
-        return []
-    rows = map(logs.json_object, logs.text_of(file, str(file)).splitlines())
-    return [row for row in rows if row and isinstance(row.get("position"), int)]
 
 
 def _difference(o: Opened, group: Group, row: Mapping[str, Any]) -> str:
@@ -163,11 +157,13 @@ def _difference(o: Opened, group: Group, row: Mapping[str, Any]) -> str:
             if n > most:
                 a, b = ("".join(x[n : n + 1]) or "its end" for x in (texts, wanted))
                 most, said = n, f"{where}: at token {n} {a!r} is drawn and {b!r} recorded"
+                if not r.drawn[n : n + 1].all():
+                    said = f"{where}: at token {n} {b!r} was replied, and {a!r} when asked again"
             continue
-        gap = np.abs(r.logps - np.array(row["logps"], float)).max()
+        gap = np.abs(r.logps - np.array(row["logps"], float))[r.drawn].max()
         grade = float(
             reward.shaped(
-                group.grades.score_G[i], len(ids[i]), o.config.rollout.max_response_tokens,
+                group.grades.score_G[i], r.length, o.config.rollout.max_response_tokens,
                 o.config.reward,
             )
         )  # fmt: skip
@@ -191,7 +187,7 @@ def tokens(o: Opened, group: Group, sample: int) -> list[dict[str, Any]]:
     """Each token of a response: its id and text, log-prob and entropy as the sampler has them, the
     uniform number that drew it, the weights that made it, and the candidates there in the order of
     the inverse CDF: (text, from, to). A token of earlier weights has no candidates: those weights
-    are another checkpoint's."""
+    are another checkpoint's. A token of a reply was not drawn: it has None of all these."""
     r, how = group.responses[sample], o.draw
     ids, first = np.array([*group.prompt, *r.tokens]), len(group.prompt) - 1
     n = len(r.tokens)
@@ -211,11 +207,13 @@ def tokens(o: Opened, group: Group, sample: int) -> list[dict[str, Any]]:
         again, *near = (x[first + i] for x in seen)
         there = {int(t): (float(p), float(to)) for t, p, to in zip(*near, strict=True)}
         candidates = [[_piece(o, t), max(to - p, 0.0), to] for t, (p, to) in there.items()]
-        now, place = by == o.step - 1, list(there).index(int(r.tokens[i]))
+        own = bool(r.drawn[i])
+        known = lambda x, own=own: float(x) if own else None
+        now, place = own and by == o.step - 1, list(there).index(int(r.tokens[i]))
         out.append({
-            "token": i, "id": int(r.tokens[i]), "piece": _piece(o, r.tokens[i]),
-            "logp": float(r.logps[i]), "entropy": float(r.entropies[i]),
-            "uniform": float(uniform_n[i]), "weights_after_step": by,
+            "token": i, "id": int(r.tokens[i]), "piece": _piece(o, r.tokens[i]), "reply": not own,
+            "logp": known(r.logps[i]), "entropy": known(r.entropies[i]),
+            "uniform": known(uniform_n[i]), "weights_after_step": by if own else None,
             "candidates": candidates if now else [], "drawn": place if now else None,
             "forward_draws_it": bool(again == r.tokens[i]) if now else None,
         })  # fmt: skip
@@ -285,11 +283,12 @@ def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
             continue
         cells = lambda terms, at=at: {k: np.asarray(x)[at] for k, x in terms._asdict().items()}
         own, weight_n, advantage_n = cells(u.terms), u.weight_AxRxT[at], u.rows.advantage_AxRxT[at]
+        ratio_n, advantages = (x[u.rows.trained_AxRxT[at]] for x in (own["ratio"], advantage_n))
         counts = lambda terms: {k: int(terms[k].sum()) for k in kinds}
         total = lambda loss_n, by=weight_n: float(np.sum(by * loss_n, dtype=float))
         row |= {"update": number, "weight": total(1.0), "loss": total(own["loss"])}
-        row |= {"advantage": float(advantage_n.mean(dtype=float)), **counts(own)}
-        row |= {"ratio_min": float(own["ratio"].min()), "ratio_max": float(own["ratio"].max())}
+        row |= {"advantage": float(advantages.mean(dtype=float)), **counts(own)}
+        row |= {"ratio_min": float(ratio_n.min()), "ratio_max": float(ratio_n.max())}
         if objective:
             other = cells(u.others[objective])
             others.append({"sample": row["sample"], "loss": total(other["loss"]), **counts(other)})
@@ -341,7 +340,7 @@ def _run(a: argparse.Namespace) -> int:
         raise ValueError(f"--cap={a.cap}: wants 1 or more tokens")
     o = redraw.open_step(named[1], int(named[2]))
     if a.problem is None:
-        print(prompts.visible(explanation.listed(a.run, recorded(o))))
+        print(prompts.visible(explanation.listed(a.run, redraw.recorded(o.path, o.step))))
         return 0
     changes = {}
     if a.reward:

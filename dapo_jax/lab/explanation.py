@@ -119,13 +119,16 @@ def _tokens(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         place = t["candidates"][t["drawn"]][1:] if t["candidates"] else (None, None)
         cells = [str(t["token"]), _number(t["logp"], ".4f"), _number(t["entropy"], ".3f")]
         cells += [_number(x, ".4f") for x in (t["uniform"], *place)]
-        cells += [str(t["weights_after_step"]), *(_number(t[k], "+.4f") for k in extra)]
+        cells += ["reply" if t["reply"] else str(t["weights_after_step"])]
+        cells += [_number(t[k], "+.4f") for k in extra]
         out.append([*cells, t.get("clipped", ""), _quoted(t["piece"])])
     note = "  uniforms outside from..to: this forward pass rounds otherwise than the sampler did"
     return _table(out) + [note] * any(t["forward_draws_it"] is False for t in rows)
 
 
 def _candidates(t: Mapping[str, Any]) -> list[str]:
+    if t["reply"]:
+        return [f"token {t['token']}: of a reply; the policy did not draw it, its weight is 0"]
     said = f"token {t['token']}: uniform {t['uniform']:.6f}"
     if not t["candidates"]:
         if (by := t["weights_after_step"]) < 0:
@@ -152,11 +155,13 @@ def page(out: Mapping[str, Any]) -> str:
             out["step"], out["problem"], out["prompt"], row["response"], out["answer"],
             row["tokens"], row["truncated"], row["entropy"], row["right"],
             extracted=row["extracted"], reward=row["reward"], pieces=[t["piece"] for t in them],
-            entropies=[t["entropy"] for t in them], logps=[t["logp"] for t in them],
+            entropies=[t["entropy"] or 0.0 for t in them], logps=[t["logp"] or 0.0 for t in them],
+            drawn=[int(not t["reply"]) for t in them],
         )  # fmt: skip
         parts.append(browse.page([sample], f"sample {out['sample']}"))
         names = ["token", "piece", "logp", "entropy", "uniform", "ratio", "weight", "clipped"]
-        cells = [(t["entropy"], [cell(t.get(k)) for k in names]) for t in them]
+        shade = lambda t: -1.0 if t["reply"] else t["entropy"]  # as `browse` shows a reply
+        cells = [(shade(t), [cell(t.get(k)) for k in names]) for t in them]
         parts.append(browse.html("table", names, cells))
     return "\n".join(parts)
 

@@ -114,6 +114,76 @@ def _line(ax, column: compare.Column, tag: str, label: str, style, x: str, band)
                 ax.fill_between(at, *band[1:], color=style["color"], alpha=0.15, linewidth=0)
 
 
+# --- Scores over the values of a swept field ---
+
+
+def over(columns: Sequence[compare.Column], wanted: Sequence[Mapping], folder: pathlib.Path) -> str:
+    """Draw the scores of a sweep over the values of its field, where it varies one, as
+    over_FIELD.pdf and .png in `folder`. wanted: {field: value} of each column. Returns lines to
+    stand below the table, one for each evaluation set; '' where there is nothing to draw."""
+    (field, *more), found = wanted[0], compare.summary(columns)
+    at = f"at_equal_{compare.AXES['step']}"
+    scores = {
+        tag: [r["scores"][tag][at] for r in found["runs"]]
+        for tag in compare.scores(columns)
+        if all(None not in r["scores"][tag][at] for r in found["runs"])
+    }
+    if more or len(wanted) != len(columns) or len(wanted) < 2 or not scores:
+        return ""
+    values, step = [setting[field] for setting in wanted], found["equal"]["steps"]
+    _save(over_values(field, values, scores, f"avg@k at step {step:,.0f} [share]"),
+          folder / re.sub(r"\W+", "_", f"over_{field}"))  # fmt: skip
+    return "\n\n" + "\n".join(said(field, values, tag, scores[tag]) for tag in scores)
+
+
+def _is_number(x) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
+
+
+def said(field: str, values: Sequence, tag: str, scores: Sequence[Sequence[float]]) -> str:
+    """One line: which value scores best, and what that does not tell. scores: of each value's
+    seeds."""
+    found, name = [stats.interval(x) for x in scores], tag.removeprefix("eval/")
+    best = max(range(len(found)), key=lambda i: found[i].mean)
+    line = f"{name} over {field}: {found[best]} at {values[best]} is the highest"
+    if np.isnan([x.half for x in found]).any():
+        line += "; one seed tells nothing of chance"
+    elif near := [v for v, x in zip(values, found, strict=True)
+                  if v != values[best] and x.high >= found[best].low]:  # fmt: skip
+        line += f"; the intervals of {', '.join(map(str, near))} reach as high"
+    ends = {min(values): "smallest", max(values): "largest"} if all(map(_is_number, values)) else {}
+    if end := ends.get(values[best]):
+        line += f"; it is the {end} value, and the best may lie beyond"
+    return line
+
+
+def over_values(
+    field: str, values: Sequence, scores: Mapping[str, Sequence[Sequence[float]]], label: str
+) -> Figure:
+    """Mean and 95% t-interval at each value, and each seed as a point; a line for each tag. An axis
+    of numbers that spread over ten times or more is logarithmic; other values stand in order."""
+    numbers = all(map(_is_number, values))
+    places = np.array(values, float) if numbers else np.arange(len(values))
+    order = np.argsort(places)
+    with matplotlib.rc_context(STYLE):
+        figure, (ax,) = ink.panels(1, 1, **INCHES)
+        for i, (tag, seeds) in enumerate(scores.items()):
+            color, found = ink.COLORS[i % len(ink.COLORS)], [stats.interval(x) for x in seeds]
+            mean, half = np.array(found)[order].T
+            ax.errorbar(places[order], mean, np.nan_to_num(half), label=tag.removeprefix("eval/"),
+                        color=color, lw=1.4, capsize=2, marker="o", ms=3)  # fmt: skip
+            for at, each in zip(places, seeds, strict=True):
+                ax.plot([at] * len(each), each, ".", ms=2.5, alpha=0.5, color=color)
+        if numbers and min(places) > 0 and max(places) >= 10 * min(places):
+            ax.set_xscale("log")
+            ax.minorticks_off()
+        shown = [textwrap.shorten(str(v), 16, placeholder="...") or repr(v) for v in values]
+        ax.set_xticks(places, shown)
+        ax.set(xlabel=field, ylabel=textwrap.fill(label, 34))
+        ax.legend(frameon=False)
+    return figure
+
+
 def intervals(path: str) -> dict[str, Band]:
     """Tag of avg@k -> its 95% t-interval over the problems of the set, by eval/step_*.jsonl of a
     workdir. Files of older versions and other logs have none."""
@@ -139,12 +209,14 @@ def intervals(path: str) -> dict[str, Band]:
 def write(columns: Sequence[compare.Column], folder: pathlib.Path) -> list[str]:
     """The files written: two for each panel. OSError: the folder cannot be written to."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for picture in pictures(columns):
-        name = re.sub(r"\W+", "_", picture.title.lower()).strip("_")
-        for kind in ("pdf", "png"):
-            file = folder / f"{name}.{kind}"
-            with matplotlib.rc_context(STYLE):
-                picture.figure.savefig(file, dpi=300)
-            written.append(str(file))
+    named = lambda title: re.sub(r"\W+", "_", title.lower()).strip("_")
+    return [f for p in pictures(columns) for f in _save(p.figure, folder / named(p.title))]
+
+
+def _save(figure: Figure, path: pathlib.Path) -> list[str]:
+    """Write it beside itself as .pdf and .png; returns their names."""
+    written = [f"{path}.{kind}" for kind in ("pdf", "png")]
+    with matplotlib.rc_context(STYLE):
+        for file in written:
+            figure.savefig(file, dpi=300)
     return written

@@ -35,11 +35,12 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.minibatches import make_minibatches
 from dapo_jax.dapo.state import State
 from dapo_jax.data import problems
+from dapo_jax.lab import replies
 from dapo_jax.lab.dynamics import logs
 from dapo_jax.log import metrics
 from dapo_jax.model import hf
 from dapo_jax.reward import grading
-from dapo_jax.rollout.engine import Draw, Request, Response
+from dapo_jax.rollout.engine import Draw, Request, Response, Store
 from dapo_jax.run import begin
 from dapo_jax.variants import choose, over_batch
 
@@ -56,6 +57,7 @@ class Opened(NamedTuple):
     stream: Sequence[int]  # position -> row of the training set
     state: State  # after step - 1
     notes: list[str]  # what has changed since it was saved, a line each
+    heard: replies.Heard | None = None  # of a run with turns: what is known of the replies
 
     @property
     def draw(self) -> Draw:
@@ -97,7 +99,20 @@ def open_step(path: str, step: int, score: grading.Score | None = None) -> Opene
     stream = problems.stream(range(len(text.train.ids)), config.seed)
     ours = ("a branch of ", "changed: config.init_")
     notes = [note for note in notes if not note.startswith(ours)]
-    return Opened(path, step, config, choose.of(config), text, machine, stream, state, notes)
+    o = Opened(path, step, config, choose.of(config), text, machine, stream, state, notes)
+    if not config.rollout.turns:
+        return o
+    heard = replies.Heard(recorded(path, step), _kept(o) or Store(), o.draw)
+    return o._replace(method=replies.method(config, heard), heard=heard)
+
+
+def recorded(path: str, step: int) -> list[dict[str, Any]]:
+    """The rows of rollouts/ of a step; none where the run has not made it."""
+    file = logs.place(path) / "rollouts" / f"step_{step:06d}.jsonl"
+    if not logs.attempt(path, file.exists):
+        return []
+    rows = map(logs.json_object, logs.text_of(file, str(file)).splitlines())
+    return [row for row in rows if row and isinstance(row.get("position"), int)]
 
 
 def _config(path: str) -> schema.Config:
@@ -155,7 +170,8 @@ def changed(o: Opened, fields: dict[str, Any]) -> Opened:
             text = text._replace(train=text.train._replace(problems=rows))
     if config.rollout.max_response_tokens > machine.engine.response_tokens:
         machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, machine.model_dir)
-    return o._replace(config=config, method=choose.of(config), text=text, machine=machine)
+    method = replies.method(config, o.heard)
+    return o._replace(config=config, method=method, text=text, machine=machine)
 
 
 def position(o: Opened, problem: str) -> int:
@@ -184,7 +200,9 @@ def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
     ids, G = o.text.train.ids[o.stream[position]], o.config.rollout.group_size
     group = waiting.get(position, Group(position, ids, [None] * G))
     asked = [
-        Request(group.prompt, position, i, prefix=() if r is None else r.tokens.tolist())
+        Request(group.prompt, position, i)
+        if r is None
+        else Request(group.prompt, position, i, prefix=r.tokens.tolist(), note=r.note)
         for i, r in enumerate(group.responses)
         if r is None or not r.ended
     ]
@@ -194,18 +212,16 @@ def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
 def draw(o: Opened, positions: Sequence[int]) -> list[Group]:
     """The groups at these positions, graded, as the weights at the beginning of the step draw them.
     What earlier steps have drawn of one is in the checkpoint, and is not drawn again. ValueError:
-    the run has turns, whose replies are those of then."""
-    if o.config.rollout.turns:
-        raise ValueError("rollout.turns: a response with replies is not drawn again")
+    the judge or a tool fails."""
     groups, asked = zip(*(begun(o, p) for p in positions), strict=True)
     requests = [request for of in asked for request in of]
     engine, drawn = o.machine.engine, []
     if requests:
         weights = engine.decode_params(o.state.params)
-        drawn, _ = engine.generate(weights, requests, o.draw)
+        drawn = replies.generate(o, weights, requests)
         engine.release()
     rest, version = iter(drawn), o.state.counters.step if o.config.rollout.staleness else None
-    ended = lambda r: r if r is not None and r.ended else _joined(r, next(rest), version)
+    ended = lambda r: replies.graded(r) if r and r.ended else _joined(r, next(rest), version)
     whole = [g._replace(responses=[ended(r) for r in g.responses]) for g in groups]
     problems = [o.text.train.problems[o.stream[p]] for p in positions]
     return grading.grade_groups(o.text.tokenizer, o.text.judge, whole, problems)
@@ -220,21 +236,28 @@ def _joined(before: Response | None, new: Response, version: int | None) -> Resp
     if before is None:
         return new._replace(versions=made)
     arrays = (np.concatenate(pair) for pair in zip(before[:3], new[:3], strict=True))
-    return Response(*arrays, new.truncated, np.concatenate([before.versions, made]))
+    versions = np.concatenate([before.versions, made])
+    return Response(*arrays, new.truncated, versions, grade=new.grade)
 
 
 def journal(o: Opened, position: int) -> dict[int, Response]:
-    """Sample -> what the run's journal holds of what this step has to draw of it: of a step that no
-    checkpoint covers yet, under this very config and on such devices."""
-    there = logs.place(o.path) / JOURNAL
-    if not o.config.checkpoint.journal_gb or not _files(there):
-        return {}
+    """Sample -> what the run's journal holds of what this step has to draw of it, behind the tokens
+    that earlier steps drew; of a response with replies, its first turn of this step."""
+    _, asked = begun(o, position)
+    found = kept.get(asked, o.draw) if (kept := _kept(o)) else [None] * len(asked)
+    whole = lambda q, r: r._replace(tokens=np.append(np.array(q.prefix, np.int32), r.tokens))
+    return {q.sample: whole(q, r) for q, r in zip(asked, found, strict=True) if r}
+
+
+def _kept(o: Opened) -> Responses | None:
+    """The run's journal, of a step that no checkpoint covers yet, under this very config and on
+    such devices; None: there is none."""
+    if not o.config.checkpoint.journal_gb or not _files(logs.place(o.path) / JOURNAL):
+        return None
     home = Workdir(o.path, pathlib.Path(o.path), logs.place(o.path), {})
     book = Journal(home, o.config, inputs(o.text, o.config), o.state.counters.step, lambda _: None)
     book.open(o.state.params)
-    _, asked = begun(o, position)
-    found = zip(asked, Responses(book).get(asked, o.draw), strict=True)
-    return {request.sample: response for request, response in found if response}
+    return Responses(book)
 
 
 # --- The whole step ---
@@ -302,7 +325,7 @@ def whole(o: Opened, objectives: Sequence[str] = ()) -> Whole:
         (term, weight, importance), *rest = terms
         others = {n: t[0] for n, t in zip(objectives, rest, strict=True)}
         updates.append(Update(float(log["loss"]), rows, term, weight, importance, others, at))
-    tokens = sum(len(r.tokens) for g in record.batch.drawn for r in g.responses)
+    tokens = sum(r.length for g in record.batch.drawn for r in g.responses)
     found = metrics.rollout_metrics(o.config, record.batch, tokens)
     found |= metrics.update_metrics(record.updates, bool(o.config.loss.kl_coef)) | record.metrics
     found |= {"optim/updates": state.counters.updates, "optim/lr": record.knobs.lr}

@@ -6,8 +6,8 @@
 Each run is an ordinary workdir, WORKDIR/optim.lr=0.0001/seed_0 and so on; the same command goes on
 where it stopped, and with more values or seeds it makes only what is missing. Where the config has
 a supervised warm-up, all seeds start from the same base model, WORKDIR/base/0: one is made for each
-combination of those swept fields that the warm-up depends on. At the end stands the table of
-`lab compare`, a column for each combination, in compare.txt, compare.json and compare.png too.
+combination of those swept fields that the warm-up depends on. At the end stands the table of `lab
+compare`, a column a combination, in compare.txt, .json and .png; of one field, over_FIELD.png too.
 """
 
 import csv
@@ -24,7 +24,7 @@ from absl import flags
 
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import files
-from dapo_jax.lab import compare
+from dapo_jax.lab import compare, pictures
 from dapo_jax.lab.experiments import pool, training
 from dapo_jax.lab.experiments.training import SEEDS
 
@@ -112,9 +112,9 @@ def main() -> None:
     done = [str(out / t.folder) for t in todo if not t.folder.startswith("base/")]
     columns = compare.read(done, pool_seeds=True)
     text = compare.write(columns, str(out / "compare.json"), str(out / "compare.png"))
+    text += pictures.over(columns, wanted, out)
     files.write(out / "compare.txt", text + "\n")
-    print(text)
-    print(f"\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
+    print(f"{text}\n\n{out}/compare.txt, compare.json, compare.png; the runs beside them")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,8 @@ def _wandb(project: str, run_id: str | None, name: str, config: dict, workdir):
     wandb = importlib.import_module("wandb")
     kept = dict(project=project, id=run_id, name=name, config=config, dir=workdir)
     run = wandb.init(resume="allow", **kept)
+    run.define_metric("step", hidden=True)
+    run.define_metric("*", step_metric="step")  # panels are drawn over rollout steps
 
     def samples(step: int, table: dict[str, list]) -> None:
         rows = [list(row) for row in zip(*table.values(), strict=True)]
@@ -110,7 +112,7 @@ def _wandb(project: str, run_id: str | None, name: str, config: dict, workdir):
 
     # wandb drops what is older than its newest step: steps made again after a resume.
     return run.id, Tracker(
-        lambda step, numbers: run.log(numbers, step=step),
+        lambda step, numbers: run.log({"step": step} | numbers, step=step),
         lambda step, text: run.alert(title=f"{name}: alarm in step {step}", text=text),
         samples,
         run.finish,

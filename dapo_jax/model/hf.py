@@ -50,7 +50,8 @@ def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"{none}; pass the one that holds config.json")
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
+        fetch = lambda: huggingface_hub.snapshot_download(name, allow_patterns=wanted)
+        return Path(gate.download(name, fetch))
     except Exception as e:  # the client's own errors, those of its HTTP library, the system's
         none += f", and the Hugging Face hub and its cache do not give it ({type(e).__name__})"
         raise ValueError(f"{none}; pass the directory that holds its config.json") from e

@@ -1,0 +1,64 @@
+"""What README's list of commands and the pages on comparing, diagnosing and going back show, typed
+in their order on runs of two steps."""
+
+import json
+import re
+import shutil
+
+import pages
+import pytest
+from scripts import ROOT
+
+from dapo_jax.log import metrics
+
+README = (ROOT / "README.md").read_text()
+((USE, *_),) = [re.findall(r"```\n(.*?)```", README.partition("\n## Use\n")[2], re.S)]
+
+
+def shown(page: str, start: str) -> list[str]:
+    """The lines of a page's blocks that begin so."""
+    text = "\n".join(block for _, block in pages.blocks(page))
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_each_line_works_as_it_is_printed(tmp_path, shell):
+    (desk := tmp_path / "desk").mkdir()
+    pages.stand_ins(desk, tmp_path / "made")
+
+    def typed(line: str) -> str:
+        done = shell.python(*pages.words(line), cwd=desk)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    train, evaluate, sample, convert, plan = USE.splitlines()
+    assert "done: 2 steps" in typed(train)
+    assert re.search(r"^test +4 +32 ", typed(evaluate), re.M)
+    assert json.loads((desk / "scores.json").read_text())["sets"]["test"]["k"] == 32
+    assert re.search(r"^ *\d\.\d+  '.+'$", typed(sample), re.M)  # a line for each token drawn
+    typed(convert.partition("#")[0])
+    assert (desk / "runs/a_hf/model.safetensors").exists()
+    shutil.copy(ROOT / "configs/dapo_qwen2_5_32b.py", desk / "configs")
+    assert " on v5p-256 = " in typed(plan) and json.loads((desk / "plan.json").read_text())
+    typed(train.replace("runs/a", "runs/b") + " --config.seed=1")
+    compare, *_ = shown("compare_and_sweep.md", "python -m dapo_jax.lab compare")
+    assert "at 2 steps" in typed(compare) and "updates done" in typed(compare)
+    assert (desk / "compare.png").exists() and (desk / "compare.json").exists()
+    (code,) = [text for kind, text in pages.blocks("compare_and_sweep.md") if kind == "python"]
+    (desk / "figures.py").write_text(code)
+    typed("python -m figures")
+    assert (desk / "headline.png").exists() and (desk / "generalization.png").exists()
+    for line in shown("diagnose.md", "python"):  # of two steps nothing can be told
+        done = shell.python(*pages.words(line), cwd=desk)
+        assert done.returncode in (0, 2, 3) and "not judged (2 steps)" in done.stdout
+    assert json.loads((desk / "why.json").read_text())["steps"] == 2
+    branch, rewind = shown("reading_a_run.md", "python -m dapo_jax.train")
+    file = "configs/quickstart.py"
+    branch = branch.replace("FILE", file).replace("NEW", "runs/c").replace("OLD@120", "runs/a@1")
+    assert "a branch of runs/a/checkpoints step 1" in typed(branch)
+    rewind = rewind.replace("FILE", file).replace("DIR", "runs/a").replace("120", "1")
+    saved = lambda: sorted(p.name for p in (desk / "runs/a/checkpoints").glob("[0-9]*"))
+    assert "back at step 1; 1 later checkpoints" in typed(rewind) and saved() == ["1"]
+    assert "done: 2 steps" in typed(train) and saved() == ["1", "2"]
+    assert [r["step"] for r in metrics.read(desk / "runs/a/metrics.jsonl")] == [0, 1, 2]
