@@ -204,8 +204,8 @@ AT = np.array([0, 128, 256, 384, 512, 640])
 
 
 def test_a_score_is_predicted_with_the_spread_of_seeds():
-    """Of seeds that differ by a constant, the mean of S of them says where the curve is, and the
-    mean of m others lies about it: the variance is that of one seed times (1/S + 1/m)."""
+    """Seeds differ by a constant. The mean of S of them says where the curve is, and the mean of m
+    others lies about it: the variance is that of one seed times (1/S + 1/m)."""
     exact = scaling.sigmoid(AT, *CURVE)
     ends = [960.0, 1920.0]
     fit, alone = score.predicted(AT, exact[None] + np.zeros((4, 1)), ends, 2, 3)

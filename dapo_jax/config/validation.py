@@ -13,7 +13,7 @@ from dapo_jax.config.rules import check_cache, longest, relations, warm_up, warn
 from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss
-from dapo_jax.data import environments
+from dapo_jax.data import environments, hub, rows
 
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
@@ -78,7 +78,8 @@ def missing(config: Config) -> list[str]:
             path = (entry.rpartition("=")[2] if name == "eval.files" else entry).strip()
             # A model may lie in a bucket, or be AUTHOR/MODEL of the hub.
             local = path.startswith(("/", ".", "~")) or path.count("/") > 1
-            elsewhere = name in _LISTS and _names_several(path)
+            several = glob.has_magic(path) or hub.named(path, rows.SUFFIXES)  # the reader looks
+            elsewhere = name in _LISTS and (several or path.startswith(environments.PREFIX))
             elsewhere |= name in _MODELS and ("://" in path or not local)
             if path and not elsewhere and not os.path.exists(os.path.expanduser(path)):
                 bad.append(f"config.{name}: {path}: no such file or folder")
@@ -86,14 +87,6 @@ def missing(config: Config) -> list[str]:
 
 
 _MODELS = ("model.path", "critic.init_from")  # of a directory, or of the hub
-
-
-def _names_several(path: str) -> bool:
-    """Whether it may be a pattern or a data set of the hub: the reader looks (data/rows.py)."""
-    local = path.startswith(("/", ".", "~")) or "/" not in path
-    named = ":" in path or not path.endswith((".parquet", ".jsonl", ".json", ".csv", ".gz"))
-    environment = path.startswith(environments.PREFIX)
-    return environment or glob.has_magic(path) or (named and not local)
 
 
 # --- Sizes and names ---
