@@ -23,7 +23,7 @@ from dapo_jax.lab.experiments import figures, pool, stats
 FLAGS = {
     "first_seed": Flag(16, 16, "of the longer runs; those of `rungs` are 0 to 15"),
     "seeds": Flag(8, 8, "longer runs that are predicted, and made with --full"),
-    "run": Flag(False, True, "make the longer runs"),
+    "steps": Flag(0, 34, "rollout steps of the longer runs; 0: make none"),
     "draws": Flag(100, 1000, "fits on seeds drawn with replacement"),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
@@ -60,8 +60,8 @@ def curves(runs: Sequence[Sequence[dict]], tag: str) -> tuple[np.ndarray, np.nda
 
 
 def compared(short, longer, updates: float, runs: int, draws: int) -> harness.Table:
-    """One row per accuracy and budget. short, longer: records of the runs; longer may be empty.
-    updates: of the short ones."""
+    """One row per accuracy and budget, measured where all of the longer runs come to it. short,
+    longer: records of the runs; longer may be empty. updates: of the short ones."""
     table = harness.Table(
         "accuracy", "updates", "predicted", "95% of means", "measured", "within", name="score"
     )
@@ -76,7 +76,7 @@ def compared(short, longer, updates: float, runs: int, draws: int) -> harness.Ta
                 f"{guess.low:.3f} to {guess.high:.3f}",
             ]
             measured, within = "-", "-"
-            if longer:
+            if longer and all(r[-1][rungs.UPDATES] >= x for r in longer):
                 scores = [np.interp(x, *figures.curve(r, tag, rungs.UPDATES)) for r in longer]
                 measured = stats.interval(scores)
                 within = "yes" if guess.low <= measured.mean <= guess.high else "no"
@@ -90,11 +90,10 @@ def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / rungs.TASK["HOME"])
     short = rungs.of_rungs(harness.kept(rungs.KEPT))[rungs.WHOLE]
     c, longer = rungs.TASK["get_config"](), []
-    if args.run:
+    if args.steps:
         seeds = range(args.first_seed, args.first_seed + args.seeds)
-        steps = round(max(TIMES) * c.steps)
         where = "longer/seed_{}".format
-        tasks = [rungs.task(rungs.WHOLE, s, s, out, where(s), steps=steps) for s in seeds]
+        tasks = [rungs.task(rungs.WHOLE, s, s, out, where(s), steps=args.steps) for s in seeds]
         pool.run_all([*map(rungs.of_base, seeds), *tasks], out, args.jobs)
         longer = [rungs.records(out / of.folder) for of in tasks]
     updates = c.steps * c.optim.minibatches
