@@ -10,7 +10,6 @@ import types
 
 import numpy as np
 import pytest
-from levels import compiled_soon
 
 from benchmarks import __main__ as command, arms, half_billion, harness, ladder, tables
 from dapo_jax.config import presets
@@ -187,7 +186,6 @@ SMALLEST = (
 
 
 @pytest.mark.slow
-@compiled_soon()
 @pytest.mark.parametrize("words", SMALLEST.split("; "))
 def test_the_smallest_setting_works(words):
     command = [sys.executable, "-m", "benchmarks", *words.split()]
