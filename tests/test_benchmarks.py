@@ -10,7 +10,6 @@ import types
 
 import numpy as np
 import pytest
-from levels import compiled_soon
 
 from benchmarks import __main__ as command, arms, half_billion, harness, ladder, pod_step, tables
 from dapo_jax.config import presets
@@ -198,7 +197,6 @@ SMALLEST = "start --processes=1; run_costs; sampler --parts readers; update --pa
 
 
 @pytest.mark.slow
-@compiled_soon()
 @pytest.mark.parametrize("words", SMALLEST.split("; "))
 def test_the_smallest_setting_works(words):
     command = [sys.executable, "-m", "benchmarks", *words.split()]
