@@ -160,7 +160,7 @@ def test_reads_of_the_fullest_shard():
     alone = trace._replace(count_CxS=np.array([[0, 0, 1, 0]]))
     got = roofline.call(trace, 2, s)
     assert got == roofline.Call([1], [False], 6, [2], blocks_C=[2], pages_C=[8], live_C=[2])
-    assert roofline.call(alone, 2, s)[4:] == ([1], [3], [1])
+    assert roofline.call(alone, 2, s)[4:] == ([1], [3], [1], 0)
     many = s.replaced(sizes=s.sizes._replace(slots=128))
     trace = trace._replace(position_CxS=np.tile(position, 32), count_CxS=np.tile(count * 0, 32))
     trace.count_CxS[:, :16] = 1  # all rows are in the first of two shards

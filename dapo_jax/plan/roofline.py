@@ -41,7 +41,8 @@ class Scene:
         # The sampler.
         chunk = min(rollout.chunk, rollout.max_response_tokens)
         rows = -(-rollout.prefill_prompts // g.shards)
-        self.sizes = Sizes(rollout.slots, g.shards, chunk, g.pages, g.page_tokens, rows)
+        held = g.pages, g.page_tokens, rows, pod.slices == 1
+        self.sizes = Sizes(rollout.slots, g.shards, chunk, *held)
         self.prefill_tokens = min(rollout.prefill_tokens, -(-row // 8) * 8)  # of a prompt in a call
         self.kv_heads = -(-shape.num_kv_heads // parts("kv_heads", decode, sizes))
         self.key_bytes = 2 * paged.vector_bytes(g, config.model.dtype)  # of a token, layer and head
@@ -98,6 +99,7 @@ class Call(NamedTuple):
     blocks_C: np.ndarray  # turns of the kernel's loop
     pages_C: np.ndarray  # read from HBM: of a row's last block only as far as it is filled
     live_C: np.ndarray  # rows in flight
+    moved: int = 0  # pages copied between shards
 
 
 def call(trace: Trace, prefill_chunks: int, scene: Scene) -> Call:
@@ -116,12 +118,13 @@ def call(trace: Trace, prefill_chunks: int, scene: Scene) -> Call:
         held = (np.ceil(seen_CxS / n) for n in (BLOCK_TOKENS, scene.sizes.page_tokens))
         read += [fullest(x_CxS) for x_CxS in (*held, live_CxS)]
     prefills = int(trace.prefills_C.sum()) * prefill_chunks
-    return Call(steps_C, trace.queued_C, prefills, slots_C, *(read / _PARTS * steps_C))
+    return Call(steps_C, trace.queued_C, prefills, slots_C, *(read / _PARTS * steps_C), trace.moved)
 
 
 def sampling(call: Call, scene: Scene, k: Values) -> tuple[dict[str, float], dict[str, float]]:
     """(seconds by phase, seconds by what decoding goes into) of one call. 'tail': decoding while
-    no request waits for a slot. 'host': what the device waits for the host between two chunks."""
+    no request waits for a slot. 'host': between two chunks the device waits for the host and copies
+    pages between shards, one by one, each as a sum over all."""
     into_C = decode(call, scene, k)
     token_C = sum(into_C.values())
     rows_C = call.live_C / np.maximum(call.steps_C, 1) * scene.sizes.shards
@@ -132,11 +135,14 @@ def sampling(call: Call, scene: Scene, k: Values) -> tuple[dict[str, float], dic
         2 * read * sizes.prefill_rows * scene.prefill_tokens / (k["prefill_mxu"] * chip.flops),
         read * scene.item / (k["weights_hbm"] * chip.bandwidth),
     )
+    page = scene.shape.num_layers * scene.kv_heads * sizes.page_tokens * scene.key_bytes
+    copied = 2 * (1 - 1 / sizes.shards) * page / axis_rate(scene.pod, sizes.shards, k)
+    copied += 2 * k["reduce_latency"]
     phases = {
         "prefill": call.prefills * prefill,
         "decode": float(token_C[call.queued_C].sum()),
         "tail": float(token_C[~call.queued_C].sum()),
-        "host": float(host_C.sum()),
+        "host": float(host_C.sum()) + call.moved * copied,
     }
     return phases, {what: float(x.sum()) for what, x in into_C.items()}
 

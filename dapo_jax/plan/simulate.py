@@ -19,6 +19,7 @@ from dapo_jax.dapo import packing
 from dapo_jax.dapo.dynamic_sampling import Group, collect, needed, round_size
 from dapo_jax.dapo.reward import Grades
 from dapo_jax.model.attention_kernels import BLOCK
+from dapo_jax.rollout import balance
 from dapo_jax.rollout.schedule import Request, Schedule
 
 
@@ -83,6 +84,7 @@ class Sizes(NamedTuple):
     pages: int  # of a shard
     page_tokens: int
     prefill_rows: int  # prompts per call and shard
+    even: bool = True  # whether rows may move between shards (balance.py)
 
 
 class Trace(NamedTuple):
@@ -94,6 +96,7 @@ class Trace(NamedTuple):
     prefills_C: np.ndarray  # int32, calls of the prefill program, of one width
     evicted: int
     pages: int  # most in use at a time, of the fullest shard
+    moved: int = 0  # pages copied between shards
 
     @property
     def steps_C(self) -> np.ndarray:
@@ -136,9 +139,9 @@ class Sampler:
         the prefill program; 0 = a prompt is one call."""
         self.left, self._prefill_tokens = left, T
         named = sizes._asdict() | {"chunk": min(sizes.chunk, cap), "limit": cap}
-        self._prefill_rows = named.pop("prefill_rows")
+        self._prefill_rows, self._even = named.pop("prefill_rows"), named.pop("even")
         self.schedule = Schedule(requests, **named)
-        self._chunks, self._evicted = [], 0  # the first four of `Trace`, by chunk
+        self._chunks, self._evicted, self._moved = [], 0, 0  # by chunk: `Trace`'s first four
 
     def chunk(self, most: float = math.inf) -> list[tuple[int, int, int]]:
         """(request, tokens drawn, tokens left) of each row; requests from `most` on end here."""
@@ -146,6 +149,7 @@ class Sampler:
         self._evicted += schedule.grow()
         new, _ = schedule.admit()
         calls = self._prefill_calls(new)
+        self._moved += len(balance.moves(schedule)) if self._even else 0
         position_S, count_S = np.zeros((2, schedule.slots), np.int32)
         out = []
         for s, row in enumerate(schedule.rows):
@@ -172,7 +176,7 @@ class Sampler:
 
     def trace(self) -> Trace:
         chunks = map(np.array, zip(*self._chunks, strict=True))
-        return Trace(*chunks, self._evicted, self.schedule.peak)
+        return Trace(*chunks, self._evicted, self.schedule.peak, self._moved)
 
 
 def rounds(config, accept: float, steps: int = 64) -> list[list[int]]:

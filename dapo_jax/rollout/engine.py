@@ -17,7 +17,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.model import kernels, paged
 from dapo_jax.parallel import Call
-from dapo_jax.rollout import sampler
+from dapo_jax.rollout import balance, sampler
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.rollout.response import UNWATCHED, Part, Response, Stats, Store, Watch, total
 from dapo_jax.rollout.schedule import Request, Row, Schedule, rungs
@@ -69,6 +69,7 @@ class Engine:
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
         self.rungs = rungs(slots, self.shards) if self.geometry.by_kernel else ()
+        self.even = balance.evener(self.geometry, mesh, rules)
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
 
@@ -229,8 +230,7 @@ class Engine:
             evicted += schedule.grow()
             new, copies = schedule.admit()
             pool = self._prefill(decode_params, pool, schedule, new)
-            if copies:
-                pool = self._copy(pool, copies)
+            pool = self.even(self._copy(pool, copies) if copies else pool, schedule)
             doing, there = self._slots(schedule, table_SxR)
             mode = draw._replace(top_p=min(row.request.top_p for row, _ in there)).mode
             seeds = {i: row.request.draw.seed for row, i in there}

@@ -103,7 +103,7 @@ class Schedule:
     def __post_init__(self, requests, pages):
         self.waiting = deque(enumerate(requests))
         self.rows: list[Row | None] = [None] * self.slots
-        self._pages = [Pages(pages) for _ in range(self.shards)]
+        self.shard_pages = [Pages(pages) for _ in range(self.shards)]
 
     def __bool__(self) -> bool:
         """Whether there is anything left to do."""
@@ -112,7 +112,7 @@ class Schedule:
     @property
     def peak(self) -> int:
         """Most pages in use at a time, of the fullest shard."""
-        return max(p.peak for p in self._pages)
+        return max(p.peak for p in self.shard_pages)
 
     def shard(self, slot: int) -> int:
         return slot * self.shards // self.slots
@@ -131,7 +131,7 @@ class Schedule:
     def release(self, slot: int) -> None:
         """The row is finished, or gives way."""
         if not self.fixed:
-            self._pages[self.shard(slot)].release(self.rows[slot].pages)
+            self.shard_pages[self.shard(slot)].release(self.rows[slot].pages)
         self.rows[slot] = None
 
     def grow(self) -> int:
@@ -144,7 +144,7 @@ class Schedule:
             row = rows[s]
             if row is None:
                 continue  # evicted by an older one
-            free = self._pages[self.shard(s)]
+            free = self.shard_pages[self.shard(s)]
             missing = self._needs(len(row.prompt), row.emitted, row.limit) - len(row.pages)
             while missing > free.free:
                 mates = [t for t in range(self.slots) if rows[t] and self.shard(t) == self.shard(s)]
@@ -186,7 +186,7 @@ class Schedule:
             most = min(load[k][0] for k in able) + NEAR
             near = [k for k in able if by_shard[k] and load[k][0] <= most]
             shard = min(near or able, key=load.__getitem__)
-            s, pages, held = free[shard][0], self._pages[shard], by_shard[shard]
+            s, pages, held = free[shard][0], self.shard_pages[shard], by_shard[shard]
             limit = (request.limit or self.limit) - len(request.prefix)
             # A row may be young itself, but the first of its siblings was prefilled, or is older.
             sibling = held[0] if held else None
