@@ -68,7 +68,7 @@ FLAGS = {
 def shape_of(size: str) -> qwen2.Shape:
     if size == "tiny":
         return sides.SMALL._replace(scan_layers=True)
-    return plan.qwen2_5(size, scan_layers=True, remat="full", attention="auto")
+    return plan.published(f"Qwen/Qwen2.5-{size}", scan_layers=True, remat="full", attention="auto")
 
 
 def device_peak() -> dict:

@@ -72,7 +72,7 @@ def update(shape: qwen2.Shape, tokens: int = PASS, again: bool = False) -> Work:
 
 
 def programs(size: str) -> dict[str, Work]:
-    shape = plan.qwen2_5(size)
+    shape = plan.published(f"Qwen/Qwen2.5-{size}")
     rows, context = TAIL
     out = {f"decode, {ROWS} rows of {CONTEXT:,} tokens": decode(shape, ROWS, CONTEXT)}
     out |= {f"decode, {n} rows of {context:,} tokens": decode(shape, n, context) for n in rows}

@@ -111,7 +111,10 @@ def measure(args) -> list[harness.Table]:
         hub = Path(folder, "hub")
         model = hub / "Qwen/stand-in"
         model.mkdir(parents=True)
-        write(model, sides.SMALL if args.size == "tiny" else shapes.qwen2_5(args.size))
+        write(
+            model,
+            sides.SMALL if args.size == "tiny" else shapes.published(f"Qwen/Qwen2.5-{args.size}"),
+        )
         table, run = harness.Table("start", *COLUMNS), Path(folder, "run")
         for what in ("first start", "second start", "with a checkpoint"):
             if what == "with a checkpoint":

@@ -38,7 +38,7 @@ from dapo_jax.rollout.engine import Engine, Request
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 # Of Qwen2.5-0.5B all but the depth, and a vocabulary of fewer rows.
-SHAPE = plan.qwen2_5("0.5B")._replace(num_layers=3, vocab_size=16_384, init_std=0.05)
+SHAPE = plan.published("Qwen/Qwen2.5-0.5B")._replace(num_layers=3, vocab_size=16_384, init_std=0.05)
 ROW = 320  # tokens: three pages
 RULES = config.base().sharding
 LR = 1e-3

@@ -17,7 +17,7 @@ from dapo_jax.model import learner, packed_triton, paged_triton, qwen2
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.settings import Rollout
 
-SHAPE = plan.qwen2_5("0.5B", scan_layers=True)._replace(num_layers=3)
+SHAPE = plan.published("Qwen/Qwen2.5-0.5B", scan_layers=True)._replace(num_layers=3)
 RULES = config.base().sharding
 
 
@@ -140,7 +140,7 @@ def test_the_kernels_of_packed_rows_lower(d, dtype, monkeypatch):
 def test_the_roofline_is_of_the_bytes_and_products_of_the_shape():
     """0.5B has 494 million weights, tied to the head; 24 layers with two heads of 64 keys, 14 of
     queries. Programs that run have the same shares of a row."""
-    work = gpu_roofline.decode(plan.qwen2_5("0.5B"), 256, 512)
+    work = gpu_roofline.decode(plan.published("Qwen/Qwen2.5-0.5B"), 256, 512)
     weights, V, token = 494_032_768, 151_936, 24 * 2 * 2 * 64 * 2
     assert work.bytes == {
         "weights": 2 * weights, "keys": 256 * 512 * token, "logits": 7 * 256 * V * 4
@@ -148,10 +148,10 @@ def test_the_roofline_is_of_the_bytes_and_products_of_the_shape():
     assert work.flops == 256 * (2 * weights + 4 * 512 * 24 * 14 * 64)
     hbm, products = work.seconds("NVIDIA H100")
     assert hbm == pytest.approx(1.1e-3, rel=0.01) and products < hbm
-    few = gpu_roofline.decode(plan.qwen2_5("0.5B"), 16, 512, row_tokens=20_256)
+    few = gpu_roofline.decode(plan.published("Qwen/Qwen2.5-0.5B"), 16, 512, row_tokens=20_256)
     assert (16, 2, few.shares) in grids(decode((1, 1, 1), 256, "full, 16 slots"))
     for again, passes in ((False, 3), (True, 4)):
-        update = gpu_roofline.update(plan.qwen2_5("0.5B"), 4096, again)
+        update = gpu_roofline.update(plan.published("Qwen/Qwen2.5-0.5B"), 4096, again)
         attention = 2 * 24 * 14 * 64 * 2 * 2048**2
         assert update.flops == passes * (2 * weights * 4096 + attention)
 

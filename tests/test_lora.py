@@ -141,7 +141,7 @@ def test_what_stays_is_in_the_compute_dtype_and_has_no_moments():
     assert kinds == {k: "float32" if "lora" in k else "bfloat16" for k in kinds}
     abstract, opt_state, *_ = trainer.abstract(1, 1, 8)
     assert {k: str(w.dtype) for k, w in flatten_dict(abstract).items()} == kinds
-    wide = plan.qwen2_5("7B")._replace(lora=LORA._replace(rank=32))
+    wide = plan.published("Qwen/Qwen2.5-7B")._replace(lora=LORA._replace(rank=32))
     assert qwen2.adapter_count(wide) == 80_740_352  # as PEFT counts them
     n = qwen2.adapter_count(shape)
     assert sum(x.size for x in jax.tree.leaves(opt_state)) == 2 * n + 1  # and a count

@@ -13,7 +13,7 @@ from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.settings import Rollout
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
-QWEN_32B = plan.qwen2_5("32B", scan_layers=True)
+QWEN_32B = plan.published("Qwen/Qwen2.5-32B", scan_layers=True)
 FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant", "call"}
 
 

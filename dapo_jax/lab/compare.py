@@ -198,16 +198,13 @@ def table(found: Mapping[str, Any], width: int = 80) -> str:
             cells = [x if x == "-" else f"{x} @ {n.replace(' to ', '-')}" for x, n in there]
             rows.append((f"  {name}, @ its step", cells))
     lengths = {steps for r in runs for steps in r["steps"]}
-    notes = []
-    if len(lengths) > 1:
-        notes.append(
-            f"These runs have different lengths ({min(lengths)} to {max(lengths)} steps): rows with"
-            " 'at' compare them where each of them has been; 'best' and 'last' do not."
-        )
-    if not runs[0]["scores"]:
-        notes.append("No run has been evaluated.")
-    if max(len(r["paths"]) for r in runs) > 1:
-        notes.append("Means and 95% t-intervals over the runs of a column.")
+    notes = [
+        f"These runs have different lengths ({min(lengths)} to {max(lengths)} steps): rows with"
+        " 'at' compare them where each of them has been; 'best' and 'last' do not."
+    ] * (len(lengths) > 1)
+    several = max(len(r["paths"]) for r in runs) > 1
+    notes += ["No run has been evaluated."] * (not runs[0]["scores"])
+    notes += ["Means and 95% t-intervals over the runs of a column."] * several
     return "\n\n".join([*_blocks(rows, width), *(textwrap.fill(n, width) for n in notes)])
 
 

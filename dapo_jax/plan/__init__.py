@@ -12,8 +12,8 @@ compiler's word: compile, hlo, kernels. In front: planner, gpus, report, __main_
 from dapo_jax.plan.footprint import GB, check, memory, mistakes, peaks, waves
 from dapo_jax.plan.gpus import plan
 from dapo_jax.plan.roofline import Scene
-from dapo_jax.plan.shapes import network, published, qwen2_5, value_model
+from dapo_jax.plan.shapes import network, published, value_model
 from dapo_jax.plan.simulate import Traffic
 
 __all__ = ["GB", "Traffic", "check", "memory", "mistakes", "network", "peaks", "plan", "published"]
-__all__ += ["Scene", "qwen2_5", "value_model", "waves"]
+__all__ += ["Scene", "value_model", "waves"]

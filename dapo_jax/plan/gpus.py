@@ -17,7 +17,7 @@ from dapo_jax.config import presets
 from dapo_jax.plan import constants, planner, roofline, simulate
 from dapo_jax.plan.constants import CONSTANTS, VALUES
 from dapo_jax.plan.roofline import Scene
-from dapo_jax.plan.shapes import qwen2_5
+from dapo_jax.plan.shapes import published
 from dapo_jax.plan.simulate import Packed, Traffic
 from dapo_jax.pods import slices
 from dapo_jax.pods.slices import Chip, Pod
@@ -112,7 +112,7 @@ def measured() -> list[dict[str, Any]]:
     tokens = {"equal": np.full((slots, 1), equal), "tailed": tailed_Nx1}
     for size, found in MEASURED.items():
         remat, c.optim.micro_batch_rows = _UPDATES[size]
-        shape = qwen2_5(size, scan_layers=True, remat=remat, attention="auto")
+        shape = published(f"Qwen/Qwen2.5-{size}", scan_layers=True, remat=remat, attention="auto")
         scene = Scene(c, shape, dict(data=1, fsdp=1, tensor=1), pod)
         rates = []
         for lengths_Nx1 in tokens.values():

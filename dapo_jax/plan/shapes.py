@@ -30,11 +30,6 @@ def published(name: str, **choices) -> qwen2.Shape | None:
     return PUBLISHED[plain]._replace(**choices) if plain in PUBLISHED else None
 
 
-def qwen2_5(size: str, **choices) -> qwen2.Shape:
-    """Shape of the published Qwen2.5 of that size, e.g. '32B'."""
-    return published(f"Qwen/Qwen2.5-{size}", **choices)
-
-
 def network(config) -> qwen2.Shape:
     """Shape of the policy. ValueError: its config.json cannot be read."""
     if not config.model.path:

@@ -52,9 +52,8 @@ def bars(places: Mapping[str, Mapping[str, Sequence[float]]], of: presets.Ladder
     right.set_yticks(range(len(names)), names)
     right.set_xlabel("held-out accuracy, T=1 (share of responses)")
     right.set_title("Here: bars with 95% intervals over seeds")
-    figure.legend(
-        *right.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=8
-    )
+    named = right.get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower right", ncols=2, fontsize=8)
     left.invert_yaxis()
     right.invert_yaxis()
     return figure
