@@ -1,13 +1,14 @@
 """Budget to score: longer runs on the task of the rungs, predicted from the short ones.
 
-    python -m benchmarks score             what the kept runs of `benchmarks rungs` predict
-    python -m benchmarks score --full      and the longer runs, on seeds that it has not seen
+    python -m benchmarks score             what the kept runs of `benchmarks rungs` predict, and
+                                           beside it what is kept of longer ones
+    python -m benchmarks score --full      the longer runs, on seeds that it has not seen
 
 ScaleRL's sigmoid (lab/dynamics/scaling.py) goes through the held-out accuracy of full DAPO over its
 updates, all seeds together. What stands beside it is a prediction interval for the mean of so many
 new runs, each from a base model of its own: the fit is made again on seeds drawn with replacement,
-and how single seeds lie about their curve at its end is drawn as well. The sigmoid itself is
-assumed; where the longer runs leave the interval, it is what was wrong.
+and how single seeds lie about their curve at its end is drawn as well. The sigmoid is assumed,
+and so is that new seeds are of the kinds that were seen.
 """
 
 import pathlib
@@ -23,11 +24,12 @@ from dapo_jax.lab.experiments import figures, pool, stats
 FLAGS = {
     "first_seed": Flag(16, 16, "of the longer runs; those of `rungs` are 0 to 15"),
     "seeds": Flag(8, 8, "longer runs that are predicted, and made with --full"),
-    "steps": Flag(0, 34, "rollout steps of the longer runs; 0: make none"),
+    "steps": Flag(0, 34, "rollout steps of the longer runs; 0: those that are kept"),
     "draws": Flag(100, 1000, "fits on seeds drawn with replacement"),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
+KEPT = harness.RESULTS / "score.jsonl.gz"  # of the longer runs
 TIMES = (1.5, 2, 3)  # the updates of the short runs, at which the longer ones are predicted
 
 
@@ -89,12 +91,14 @@ def compared(short, longer, updates: float, runs: int, draws: int) -> harness.Ta
 def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / rungs.TASK["HOME"])
     short = rungs.of_rungs(harness.kept(rungs.KEPT))[rungs.WHOLE]
-    c, longer = rungs.TASK["get_config"](), []
+    c, longer = rungs.TASK["get_config"](), harness.kept(KEPT) if KEPT.exists() else {}
     if args.steps:
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         where = "longer/seed_{}".format
         tasks = [rungs.task(rungs.WHOLE, s, s, out, where(s), steps=args.steps) for s in seeds]
         pool.run_all([*map(rungs.of_base, seeds), *tasks], out, args.jobs)
-        longer = [rungs.records(out / of.folder) for of in tasks]
+        longer = {of.folder: rungs.records(out / of.folder) for of in tasks}
+    if args.steps and args.write:
+        harness.keep(KEPT, longer, rungs.TAGS)
     updates = c.steps * c.optim.minibatches
-    return [compared(short, longer, updates, args.seeds, args.draws)]
+    return [compared(short, [*longer.values()], updates, args.seeds, args.draws)]

@@ -239,6 +239,12 @@ def test_longer_runs_are_judged_by_what_was_predicted():
     assert [row[-2:] for row in unmeasured.rows] == [["-", "-"]] * 6
 
 
+def test_what_longer_runs_came_to_is_kept():
+    asked = types.SimpleNamespace(out="", steps=0, write=False, seeds=8, draws=10)
+    cells = [row[1:3] + row[4:5] for row in score.measure(asked)[0].rows]
+    assert cells == [row[1:3] + row[4:5] for row in tables.read("score")["rows"]]
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_base_is_made_once_and_a_rung_begins_from_it(tmp_path, monkeypatch):
