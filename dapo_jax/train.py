@@ -120,10 +120,11 @@ def run(
     state, method = choose.resumed(config, state), choose.of(config)
     stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
     stop, cut, last = "", "", since >= config.steps
+    kept = state if resumed else None  # the newest whose record is written
     with contextlib.ExitStack() as after:
         asked = after.enter_context(leaving.signals())
         after.callback(workdir.try_to_send, home, say)
-        after.callback(lambda: book.note("leave", finished=bool(stop or last)))
+        after.callback(lambda: book.note("leave", finished=bool(stop or last) and kept is state))
         trace = profiler.Profiler(home.local, hooks.profile, since, say)
         after.callback(trace.stop)
         hooks = goodput.beside(hooks, book, trace)
@@ -147,7 +148,6 @@ def run(
             log = evaluate_policy(config, sampler, text, state, writer, say)
             return log | {"time/eval_s": log["time/eval_s"] - ahead.seconds}
 
-        kept = state if resumed else None  # the newest whose record is written
         try:
             if not resumed:
                 evaluation = evaluate()

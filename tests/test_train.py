@@ -6,6 +6,7 @@ import json
 import pathlib
 import runpy
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -139,6 +140,13 @@ def test_resume_continues_bit_for_bit(whole_run, tmp_path):
     for record in without_clocks(workdir):
         shared = {k: v for k, v in record.items() if not k.startswith("eval/")}
         assert shared.items() <= resumed[record["step"]].items()
+
+
+def test_cut_off_in_its_last_evaluation_a_run_is_not_finished(tmp_path):
+    ask = lambda: signal.raise_signal(signal.SIGTERM)
+    hooks = stubbed_train.at(train.QUIET, "evaluation", 2, ask)
+    assert not run(small(1, eval__every=1), tmp_path, hooks=hooks)
+    assert '"finished": false' in (tmp_path / "events.jsonl").read_text()
 
 
 def test_a_changed_config_goes_on_only_where_it_may(whole_run, tmp_path, capsys):
