@@ -106,7 +106,7 @@ def test_the_page_of_an_explanation(look):
     sample |= dict(extracted="3", parts={})
     token = dict(entropy=0.1, logp=-0.1, uniform=0.5, ratio=1.0, weight=0.1, clipped="")
     token |= dict(candidates=[], drawn=None, weights_after_step=0, advantage=0.5, loss=0.1)
-    token |= dict(forward_draws_it=True)
+    token |= dict(forward_draws_it=True, reply=False)
     out = dict(step=1, problem="p", prompt=ROW["prompt"], answer="3", sample=0)
     pieces = enumerate(ROW["pieces"])
     out |= dict(run="runs/a", tokens=[token | {"token": i, "piece": p} for i, p in pieces])
