@@ -134,7 +134,7 @@ def sampling(
     seconds_C = np.where(pays_C, by_pass_C, token_C)
     phases["decode"] = float(seconds_C[call.queued_C].sum())
     phases["tail"] = float(seconds_C[~call.queued_C].sum())
-    phases["host"] = float(np.where(pays_C & visited, waits_C, visit_C).sum())
+    phases["host"] += float((waits_C - visit_C)[pays_C & visited].sum())
     tail = call.steps_C * ~call.queued_C
     return phases, float(tail.sum()), float((tail / np.where(pays_C, drawn_C, 1)).sum())
 
