@@ -36,10 +36,11 @@ def half(problem, response):
     right = zlib.crc32(response.encode()) % 2 == 0
     return Grade(float(right), right, response[-4:], {"length": len(response)})
 def long(problem, response): return len(response) / 10
-def moody(problem, transcript):  # no two answers alike
-    import random
+def moody(problem, transcript):  # other answers from the moment on that a file is there
+    import pathlib
     from dapo_jax.reward.tools import Reply
-    said = random.SystemRandom().choice(["3", "+ 4", "- 7 +", "none"])
+    which = zlib.crc32(repr(transcript).encode()) + pathlib.Path("again").exists()
+    said = ["3", "+ 4", "- 7 +", "none"][which % 4]
     return None if said == "none" else Reply(said)
 """
 
@@ -266,7 +267,7 @@ def test_a_reply_is_read_back_from_the_texts_of_its_tokens(assets):
 
 @pytest.mark.slow
 def test_replies_are_those_of_the_record(made, capsys, monkeypatch):
-    """By a tool that answers otherwise each time: rows of rollouts/ come back as they are, with
+    """By a tool that answers otherwise the next time: rows of rollouts/ come back as they are, with
     their replies, where no two begin alike; what the record lacks is asked for again, and the
     explanation says so."""
     stops = frozenset((12, 33, 35, 36, 44, 46))
@@ -276,6 +277,7 @@ def test_replies_are_those_of_the_record(made, capsys, monkeypatch):
     c.update(FIELDS | {"steps": 1, "rollout.turns": 3, "rollout.max_response_tokens": 32})
     c.update({"reward.reply": "judge.py:moody", "rollout.reply_tokens": 4, "log.samples": 99})
     drawn = trained(c, "talk")
+    pathlib.Path("again").touch()
     o, piece = redraw.open_step("talk", 1), lambda r: [explain._piece(o, t) for t in r.tokens]
     rows = [r for r in redraw.recorded("talk", 1) if 0 in r.get("drawn", ())]
     first = [(r["position"], r["pieces"][: r["drawn"].index(0)]) for r in rows]
