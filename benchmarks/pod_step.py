@@ -6,7 +6,7 @@ On v5p-256 each row by the constants of before has one of AS_WAS less, down to t
 Two tables more: what a value model adds to a step, and what responses that outlive steps save.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.harness import Flag, Table
 from dapo_jax.config import presets, schema, validation
@@ -41,6 +41,11 @@ def measure(args) -> list[Table]:
     return [steps(wanted), with_values(wanted), with_staleness(wanted)]
 
 
+def sampling(phases: Mapping[str, float]) -> float:
+    """Seconds of all phases in which the sampler works or waits."""
+    return sum(phases[x] for x in ("prefill", "decode", "tail", "host"))
+
+
 def with_values(names: Sequence[str]) -> Table:
     """DAPO beside VAPO, whose value model takes an update and a forward pass of its own."""
     parts = "old log-probs", "update", "values", "update of values"
@@ -49,9 +54,9 @@ def with_values(names: Sequence[str]) -> Table:
         for method, config in (("DAPO", base(name)), ("VAPO", presets.vapo(base(name)))):
             found = planner.plan(config, slices.parse(name), TRAFFIC, 0.1)["step"]
             seconds = [found["parts"].get(x, 0.0) for x in parts]
-            sampling = sum(found["parts"][x] for x in ("prefill", "decode", "tail", "host"))
-            others = found["expected_s"] - sampling - sum(seconds)
-            cells = found["expected_s"], sampling, *seconds, others
+            drawn = sampling(found["parts"])
+            others = found["expected_s"] - drawn - sum(seconds)
+            cells = found["expected_s"], drawn, *seconds, others
             table.row(name, method, *(f"{x:,.0f}" for x in cells))
     return table
 
@@ -64,10 +69,10 @@ def with_staleness(names: Sequence[str]) -> Table:
         found = planner.plan(base(name), slices.parse(name), TRAFFIC, 0.1, with_staleness=True)
         first, *_ = aged = found["step"]["staleness"]
         for a in aged:
-            sampling = sum(a["phases"][x] for x in ("prefill", "decode", "tail", "host"))
             ages = f"{a['mean']:.2f}", a["oldest"], f"{a['parked'] / 1e6:.1f}"
             cells = f"{a['seconds'] / 60:.1f}", f"{a['seconds'] / first['seconds']:.2f}"
-            cells += f"{a['occupancy']:.0%}", f"{sampling:.0f}", f"{a['phases']['prefill']:.0f}"
+            drawn, prefill = sampling(a["phases"]), a["phases"]["prefill"]
+            cells += f"{a['occupancy']:.0%}", f"{drawn:.0f}", f"{prefill:.0f}"
             told = ages if a["staleness"] else ("-",) * 3
             table.row(name, a["staleness"], f"{a['slots']:,}", *cells, *told)
     return table

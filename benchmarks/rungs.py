@@ -347,7 +347,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float, steps: in
     """The rungs beside the paper's, and `PANELS`, in benchmarks/figures/. steps: those compared."""
     places = {what: accuracies(runs, tag, UPDATES, updates) for what, tag in PLACES.items()}
     figure, axes = ink.panels(2, 3, *figures.SIZE)
-    colors = {n: c for n, c in figures.rung_colors(DAPO).items() if n in runs}
+    colors = figures.rung_colors(DAPO)
     for ax, (tag, what, over) in zip(axes, PANELS, strict=True):
         longest = steps if over == UPDATES else np.inf
         figures.panel(ax, runs, colors, tag, what, over, longest)

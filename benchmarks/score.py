@@ -98,7 +98,7 @@ def measure(args) -> list[harness.Table]:
         tasks = [rungs.task(rungs.WHOLE, s, s, out, where(s), steps=args.steps) for s in seeds]
         pool.run_all([*map(rungs.of_base, seeds), *tasks], out, args.jobs)
         longer = {of.folder: rungs.records(out / of.folder) for of in tasks}
-    if args.steps and args.write:
-        harness.keep(KEPT, longer, rungs.TAGS)
+        if args.write:
+            harness.keep(KEPT, longer, rungs.TAGS)
     updates = c.steps * c.optim.minibatches
     return [compared(short, [*longer.values()], updates, args.seeds, args.draws)]
