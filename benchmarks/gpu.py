@@ -51,7 +51,7 @@ def setting(size: str) -> Setting:
 
 
 PROMPT, SLOTS, EQUAL, _, _, ROWS, ROW = Setting()
-PARTS = "decode", "update", "step", "bits", "kernels", "peers"
+PARTS = "decode", "wide", "update", "step", "bits", "kernels", "peers"
 FLAGS = {
     "sizes": Flag(("0.5B",), ("0.5B", "1.5B"), choices=("tiny", "0.5B", "1.5B", "7B")),
     "repeats": Flag(1, 2),
@@ -77,30 +77,33 @@ def device_peak() -> dict:
     return {"device": device.device_kind, "gib": peak / 2**30}
 
 
-def sampler(size: str) -> tuple:
-    """(engine, random decode weights)."""
+def sampler(size: str, slots: int = 0) -> tuple:
+    """(engine, random decode weights). slots: 0 = as everywhere."""
     shape, s = shape_of(size), setting(size)
     chunk = min(64, s.equal)
-    engine = sides.engine(shape, s.slots, s.prompt, s.cap, chunk, "bfloat16", prefill_prompts=32)
+    engine = sides.engine(
+        shape, slots or s.slots, s.prompt, s.cap, chunk, "bfloat16", prefill_prompts=32
+    )
     params = jax.jit(qwen2.init, static_argnums=0)(shape, jax.random.key(0))
     return engine, engine.decode_params(params, keep=False)
 
 
-def sample_ours(size: str, repeats: int) -> dict:
-    (engine, weights), s = sampler(size), setting(size)
+def sample_ours(size: str, repeats: int, slots: int = 0) -> dict:
+    (engine, weights), s = sampler(size, slots), setting(size)
+    slots = engine.slots
     rng = np.random.default_rng(0)
 
     def turn(lengths):
         work = sides.requests(rng.integers(0, 1000, (len(lengths), s.prompt)), lengths)
         return lambda: engine.generate(weights, work, Draw(seed=1))
 
-    # What compiles: the programs of all slots and of a call's last 128, 64 and 16 rows.
-    more = [1 + engine.chunk * ((i < 128) + (i < 64) + (i < 16)) for i in range(s.slots)]
+    # What compiles: the programs of all slots and of a call's last rows.
+    more = [1 + engine.chunk * sum(i < n for n in engine.rungs) for i in range(slots)]
     turn([min(n, s.cap) for n in more])()
     tailed = sides.log_normal(2 * s.slots, s.cap, s.mean).tolist()
     found = {
         name: sum(lengths) / median_seconds(turn(lengths), repeats)
-        for name, lengths in (("equal", [s.equal] * s.slots), ("tailed", tailed))
+        for name, lengths in (("equal", [s.equal] * slots), ("tailed", tailed))
     }
     return found | device_peak()
 

@@ -1,6 +1,7 @@
 """Everything that is to be measured on one GPU, part by part: `python -m benchmarks gpu --all`.
 
     decode    sampling, lengths equal and with a long tail
+    wide      the same responses of the long tail, and equal ones, with twice the slots
     update    a step of AdamW; of 7B adapters of rank 32
     step      whole steps of a training on the embedded task: rollout, old log-probs, updates
     bits      the same samples and the same updated weights, twice
@@ -64,7 +65,7 @@ def card() -> dict[str, str]:
 # Remat and rows of a pass: what fits into 80 GB, the quickest last.
 UPDATES = {
     "0.5B": (("dots_attention", 8), ("none", 16)), "1.5B": (("full", 8), ("dots_attention", 8)),
-    "7B": (("attention", 4), ("full", 8)), "tiny": (("full", 4), ("dots_attention", 8)),
+    "7B": (("full", 8), ("dots_attention", 2), ("none", 2)), "tiny": (("full", 4), ("dots_attention", 8)),
 }  # fmt: skip
 
 
@@ -78,6 +79,12 @@ def update(size: str, repeats: int) -> dict:
             found = {"broke": str(error).splitlines()[0][:200]}
         out |= {f"{remat}, passes of {rows} rows: {k}": x for k, x in found.items()}
     return out
+
+
+def wide(size: str, repeats: int) -> dict:
+    if size == "7B":
+        return {"skipped": "its cache would not fit"}
+    return gpu.sample_ours(size, repeats, slots=2 * gpu.setting(size).slots)
 
 
 def judged(problem, response: str) -> Grade:
@@ -173,7 +180,7 @@ def peers(size: str, repeats: int) -> dict:
 
 
 PARTS = {
-    "decode": gpu.sample_ours, "update": update, "step": step, "bits": bits,
+    "decode": gpu.sample_ours, "wide": wide, "update": update, "step": step, "bits": bits,
     "kernels": kernels, "peers": peers,
 }  # fmt: skip
 ONCE = {"bits", "kernels", "step"}  # of the first size alone

@@ -64,11 +64,20 @@ def test_a_token_copies_no_weights_and_waits_for_no_host(sizes):
     nothing is cut out of a stack of weights, by a place that is known while it runs."""
     text = decode(sizes, 256)
     drawn = sizes[2] == 1  # by a kernel, where a GPU has the whole vocabulary
-    assert text.count("xla.gpu.triton") == SHAPE.num_layers + drawn
+    assert text.count("xla.gpu.triton") == SHAPE.num_layers + 2 * drawn
     assert not drawn or (256 // sizes[0], 1, 1) in grids(text)  # a device its own rows
     assert "dynamic_slice" not in text and "dynamic_update_slice" not in text
     assert not re.findall("callback|infeed|outfeed|stablehlo.send|stablehlo.recv", text)
     assert text.count("stablehlo.while") == 2
+
+
+def test_prompts_are_read_by_the_kernel_of_packed_rows():
+    """Where they fit into one call: no scores of tokens x tokens are made."""
+    made = engine((1, 1, 1), 256)
+    text = lowered(made.calls(qwen2.abstract(SHAPE)).prefill, made.mesh)
+    # Of the last layer nothing but keys and values is wanted.
+    assert text.count("xla.gpu.triton") == SHAPE.num_layers - 1
+    assert "x256x256xf32" not in text
 
 
 def grids(text: str) -> set[tuple[int, ...]]:
@@ -80,18 +89,19 @@ def test_programs_of_few_rows_share_the_pages_of_a_row():
     """0.5B has two heads: 1 program a row and head of 256 or 128 rows, 2 of 64, 8 of 16."""
     assert engine((1, 1, 1), 256).rungs == (128, 64, 16)
     of = lambda name: grids(decode((1, 1, 1), 256, name))
-    assert of("full") == {(256, 2, 1), (256, 1, 1)}  # attention, draw
-    assert of("full, 64 slots") == {(64, 2, 2), (64, 1, 1)}
-    assert of("full, 16 slots") == {(16, 2, 8), (16, 1, 1)}
+    blocks = -(-SHAPE.vocab_size // 4096)
+    draws = lambda rows: {(rows, blocks, 1), (rows, 1, 1)}
+    assert of("full") == {(256, 2, 1)} | draws(256)
+    assert of("full, 64 slots") == {(64, 2, 2)} | draws(64)
+    assert of("full, 16 slots") == {(16, 2, 8)} | draws(16)
 
 
 def test_guesses_are_looked_at_after_each_token():
     """A program in which a row's limit is the next token would draw seven more for nothing."""
     text = decode((1, 1, 1), 16, draft_tokens=4, draft_places=16)
     assert text.count("stablehlo.while") == 1
-    assert (
-        text.count("xla.gpu.triton") == SHAPE.num_layers + 1
-    )  # and the draw; guesses are rows of its own
+    # And the draw, of two; guesses are rows of its own.
+    assert text.count("xla.gpu.triton") == SHAPE.num_layers + 2
 
 
 def test_the_kernel_counts_a_large_pool_in_64_bits(monkeypatch):

@@ -12,7 +12,7 @@ from test_attention_kernels import RULES, SEGMENTS, assert_attends, expected as 
 from test_paged import SHAPE, D, H, K, assert_live_near, expected, geometry
 
 from dapo_jax import parallel
-from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton
+from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton, qwen2
 
 
 def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
@@ -49,8 +49,8 @@ def random_pages(g, position_S, active_S, dtype="float32"):
 def by_triton(g, q, pages, rows, count=0):
     """Layer 1 of 2, by `count` programs a row and head, interpreted."""
     length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
-    read = jax.jit(paged_triton.attend, static_argnums=5, compiler_options=typed.OPTIONS)
-    return read(q, pages, g.pages, rows.table_SxR, length_S, count)
+    read = jax.jit(paged_triton.attend, static_argnums=6, compiler_options=typed.OPTIONS)
+    return read(q, pages, g.pages, rows.table_SxR, length_S, None, count)
 
 
 def whole_rows(g, pages, rows):
@@ -155,3 +155,34 @@ def test_triton_computes_the_blocks_of_a_sequence_alone(lengths):
     of, by = np.arange(n)[:, None], np.arange(n)
     for span in ((by >= first[:, None]) & (by <= of), (of >= by) & (of <= last)):
         np.testing.assert_array_equal(np.asarray(span), want_QxK)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_gpu_kernel_rotates_and_stores_what_xla_does(quantized, count, monkeypatch):
+    """Attention and pages of a new token: heads apart and side by side, rows of any length (one has
+    no older token, one is idle), beside XLA's reader over the same pages."""
+    g, _, pages, rows = case_of_triton(16, D, quantized)
+    monkeypatch.setattr(paged_triton, "shares", lambda *sizes: count)
+    pool = (tuple(x.reshape(K, 2, g.pages, *x.shape[2:]) for x in pages),)
+    angles = qwen2.rope_angles(rows.position_S[:, None], D, 1e4)
+    new_SxNx1xd = np.random.default_rng(2).normal(size=(9, H + 2 * K, 1, D)).astype("float32")
+    heads = jnp.split(jnp.asarray(new_SxNx1xd), [H, H + K], axis=1)
+
+    def act(g, *heads):
+        run = jax.jit(lambda pool: paged.decode_attend(g, rows)(angles)(1, pool, *heads))
+        return run(pool)
+
+    want_pool, want = act(g._replace(reader="pages"), *heads)
+    turned = np.asarray(qwen2.rotate(heads[0], angles))[:, :, 0]
+    flat = [x.reshape(K, 2 * g.pages, *x.shape[3:]) for x in want_pool[0]]
+    _, bound = expected(turned, *whole_rows(g, flat, rows), rows.position_S + 1)
+    for given in (heads, [jnp.concatenate(heads, axis=1)]):
+        got_pool, got = act(g, *given)
+        live = np.asarray(rows.active_S)
+        # Each side errs by the bound, and as much by its rotation.
+        np.testing.assert_allclose(got[live], want[live], rtol=0, atol=4 * bound)
+        assert not np.any(got[3])
+        for a, b in zip(*map(jax.tree.leaves, (got_pool, want_pool)), strict=True):
+            assert a.dtype == b.dtype and np.any(b[:, 1] != b[:, 0])
+            np.testing.assert_allclose(np.float32(a), np.float32(b), atol=2**-20)

@@ -27,16 +27,23 @@ class Joined(NamedTuple):
     bias_HKKd: jax.Array | None
     gate_up_Dx2F: jax.Array
 
-    def heads(self, h_Sx1xD, shape: qwen2.Shape) -> list[jax.Array]:
-        """Queries [S, H, 1, d], keys and values [S, K, 1, d]."""
-        y = qwen2.linear(h_Sx1xD, self.qkv_DxHKKd)
+    def heads(self, h_BxTxD, shape: qwen2.Shape) -> tuple[jax.Array, ...]:
+        """Queries, keys and values side by side, [B, H + 2 K, T, d]; apart where norms follow."""
+        y = qwen2.linear(h_BxTxD, self.qkv_DxHKKd)
         y = y if self.bias_HKKd is None else y + self.bias_HKKd
-        H, K, d = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        y = y.reshape(*y.shape[:2], H + 2 * K, d).swapaxes(1, 2)
-        return jnp.split(y, [H, H + K], axis=1)
+        y = y.reshape(*y.shape[:2], -1, shape.head_dim).swapaxes(1, 2)
+        return apart((y,), shape.num_kv_heads) if shape.qk_norm else (y,)
 
-    def gate_up(self, h_Sx1xD) -> list[jax.Array]:
-        return jnp.split(qwen2.linear(h_Sx1xD, self.gate_up_Dx2F), 2, axis=-1)
+    def gate_up(self, h_BxTxD) -> list[jax.Array]:
+        return jnp.split(qwen2.linear(h_BxTxD, self.gate_up_Dx2F), 2, axis=-1)
+
+
+def apart(heads, kv_heads: int):
+    """Queries, keys and values, which may lie side by side in one array."""
+    if len(heads) == 3:
+        return heads
+    H = heads[0].shape[1] - 2 * kv_heads
+    return jnp.split(heads[0], [H, H + kv_heads], axis=1)
 
 
 def pays(mesh: Mesh, layer) -> bool:

@@ -29,7 +29,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, paged_kernel, paged_queries, paged_triton, qwen2
+from dapo_jax.model import attention, joined, packed_triton, paged_kernel, paged_queries
+from dapo_jax.model import paged_triton, qwen2
 from dapo_jax.model.paged_kernel import quantize
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
@@ -196,6 +197,7 @@ def decode_attend(g: Geometry, rows: CacheRows):
     and value, and reads."""
     axes, heads = CacheRows(("batch", None), ("batch",), ("batch",)), ("batch", "heads", None, None)
     kv, angle = ("batch", "kv_heads", None, None), ("batch", None, None, None)
+    rotates = g.reader == "kernel" or g.reader == "triton" and not g.gathers  # and stores
 
     def attend(angles):
         plan = plan_axes = []  # the same in every layer
@@ -207,22 +209,27 @@ def decode_attend(g: Geometry, rows: CacheRows):
             plan_axes = paged_queries.PASS_AXES if g.gathers else paged_kernel.WORK_AXES
             make = functools.partial(_kernel_plan, g)
             plan = parallel.per_shard(make, (axes, (angle, angle)), plan_axes)(rows, angles)
-        act = functools.partial(_write_and_read if g.reader == "kernel" else _write_then_read, g)
-        arguments = ((), g.pages_axes, heads, kv, kv, axes, plan_axes)
-        mapped = parallel.per_shard(act, arguments, (g.pages_axes, heads))
+        elif rotates:
+            plan_axes, plan = ("batch", None), paged_triton.turn(*(x[:, 0, 0] for x in angles))
+        act = functools.partial(_write_and_read if rotates else _write_then_read, g)
 
-        def attend_layer(layer, pool, q, k, v):
-            if g.reader != "kernel":
-                q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
-            return _with_layer(g, pool, layer, lambda *place: mapped(*place, q, k, v, rows, plan))
+        def attend_layer(layer, pool, *given):
+            if not rotates:
+                q, k, v = joined.apart(given, g.kv_heads)
+                given = qwen2.rotate(q, angles), qwen2.rotate(k, angles), v
+            given_axes = (heads, kv, kv) if len(given) == 3 else (angle,)
+            arguments = ((), g.pages_axes, given_axes, axes, plan_axes)
+            mapped = parallel.per_shard(act, arguments, (g.pages_axes, heads))
+            return _with_layer(g, pool, layer, lambda *place: mapped(*place, given, rows, plan))
 
         return attend_layer
 
     return attend
 
 
-def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
+def _write_then_read(g: Geometry, layer, pages, heads, rows: CacheRows, plan):
     """Writes and attends on one device in one layer, by XLA: (pages, [S, H, 1, d])."""
+    q, k, v = heads
     column_Sx1 = (rows.position_S // g.page_tokens)[:, None]
     page_S = jnp.take_along_axis(rows.table_SxR, column_Sx1, axis=1)[:, 0]
     place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
@@ -232,16 +239,26 @@ def _write_then_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
     return _stacked(pages, g), y
 
 
-def _write_and_read(g: Geometry, layer, pages, q, k, v, rows: CacheRows, plan):
+def _write_and_read(g: Geometry, layer, pages, heads, rows: CacheRows, plan):
     """The same by the kernel, which also rotates q and k."""
-    pages, new = _flat(pages, g), (_padded(x[:, :, 0], g) for x in (q, k, v))
-    given = *new, pages, layer * g.pages, plan, q.shape[-1]
+    pages = _flat(pages, g)
+    if g.reader == "triton":
+        given = jnp.concatenate(heads, 1)[:, :, 0], pages, layer * g.pages, rows.table_SxR
+        pages, y = paged_triton.attend(*given, _length(rows), plan)
+        return _stacked(pages, g), y[:, :, None]
+    d, new = heads[0].shape[-1], (_padded(x[:, :, 0], g) for x in heads)
+    given = *new, pages, layer * g.pages, plan, d
     pages, y = paged_queries.attend(*given, g.queries) if g.gathers else paged_kernel.attend(*given)
-    return _stacked(pages, g), y[:, :, None, : q.shape[-1]]
+    return _stacked(pages, g), y[:, :, None, :d]
+
+
+def _length(rows: CacheRows):
+    """int32 [S], tokens that a row sees, with the new one; 0 = idle."""
+    return jnp.where(rows.active_S, rows.position_S + 1, 0)
 
 
 def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work | paged_queries.Passes:
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
+    length_S = _length(rows)
     cos, sin = (x[:, 0, 0] for x in angles)
     turn = paged_kernel.turn(cos, sin, g.head_dim)
     if g.gathers:
@@ -285,9 +302,12 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
     arguments = ((), g.pages_axes, kv, kv, PROMPT_AXES)
     mapped = parallel.per_shard(local, arguments, (g.pages_axes, (kv, kv)))
 
-    def attend(angles, layer, pool, q, k, v):
+    def attend(angles, layer, pool, *heads):
+        q, k, v = joined.apart(heads, g.kv_heads)
         q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
         pool, seen = _with_layer(g, pool, layer, lambda *place: mapped(*place, k, v, prompts))
+        if once and g.reader == "triton" and q.dtype == jnp.bfloat16:
+            return pool, packed_triton.attend(q, *seen, jnp.ones_like(prompts.tokens_BxT), "")
         return pool, attention.causal(q, *seen, 0 if once else prompts.start, chunk)
 
     return lambda angles: functools.partial(attend, angles)
@@ -429,8 +449,7 @@ def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
 
 
 def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
-    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows.table_SxR, length_S)
+    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows.table_SxR, _length(rows))
 
 
 def _read_pages(g, q_SxHxd, pages, layer, rows, plan):

@@ -35,41 +35,54 @@ def shares(rows: int, kv_heads: int, row_pages: int) -> int:
     return max(min(_PROGRAMS // (rows * kv_heads), row_pages // _SHARE), 1)
 
 
-def attend(q_SxHxd, pages, first, table_SxR, length_S, count: int = 0) -> jax.Array:
-    """[S, H, d] as `q`. pages: keys [K, N, d, P], values [K, N, P, d] and perhaps scales float32
-    [K, N, 2, P]; first: page 0 of the layer; length_S: int32, tokens a row sees, 0 = idle. count:
-    of programs that share a row; 0 = `shares`. Off GPUs it is interpreted, for tests."""
+def turn(cos_Sxh: jax.Array, sin_Sxh: jax.Array) -> jax.Array:
+    """Rotary angles as [S, 2 d]: x turns into x times the first half of them, plus x from half a head
+    on (around the end) times the second."""
+    return jnp.concatenate([cos_Sxh, cos_Sxh, -sin_Sxh, sin_Sxh], axis=1)
+
+
+def attend(heads_SxNxd, pages, first, table_SxR, length_S, turn_Sx2d=None, count: int = 0):
+    """Attention [S, H, d] in the dtype of `heads`, the queries. With `turn`'s angles they are the new
+    token's queries, keys and values side by side, N = H + 2 K: the kernel rotates queries and keys,
+    stores keys and values in the place of the pool, and (pages, attention) comes back. pages: keys
+    [K, N, d, P], values [K, N, P, d] and perhaps scales float32 [K, N, 2, P]; first: page 0 of the
+    layer; length_S: int32, tokens a row sees, the new one among them, 0 = idle. count: of programs
+    that share a row; 0 = `shares`. Off GPUs it is interpreted, for tests."""
     from jax.experimental import pallas as pl  # here: see paged_kernel.py
     from jax.experimental.pallas import triton
 
-    keys, values, *scales = pages
-    (K, N, d, P), (S, H, _), R = keys.shape, q_SxHxd.shape, table_SxR.shape[1]
+    K, S, R, d = len(pages[0]), *table_SxR.shape, heads_SxNxd.shape[2]
+    stored = () if turn_Sx2d is None else pages
+    H = heads_SxNxd.shape[1] - (2 * K if stored else 0)
     C = count or shares(S, K, R)
-    pool = lambda *size: pl.BlockSpec((None, N, *size), lambda s, k, c: (k, 0, *[0] * len(size)))
+    pool = lambda x: pl.BlockSpec((None, *x.shape[1:]), lambda s, k, c: (k, 0, 0, 0))
     row = lambda *size: pl.BlockSpec((None, *size), lambda s, k, c: (s, *[0] * len(size)))
     share = lambda *size: pl.BlockSpec(
         (None, None, *size), lambda s, k, c: (c, s, *[0] * len(size))
     )
     outs = [(H, d)] if C == 1 else [(H, d), (H,), (H,)]
-    dtype = q_SxHxd.dtype if C == 1 else jnp.float32
-    y_CxSxHxd, *sums = pl.pallas_call(
-        functools.partial(_attend_share, count=C, quantized=bool(scales)),
+    dtype = heads_SxNxd.dtype if C == 1 else jnp.float32
+    out = pl.pallas_call(
+        functools.partial(_attend_share, count=C, pools=len(pages), H=H),
         grid=(S, K, C),
         in_specs=[
-            row(H, d),
-            pool(d, P),
-            pool(P, d),
+            *map(pool, pages),
+            row(*heads_SxNxd.shape[1:]),
             row(R),
             pl.BlockSpec((1,), lambda s, k, c: (s,)),
-            *(pool(2, P) for _ in scales),
+            *([row(2 * d)] if stored else []),
         ],
-        out_specs=[share(*size) for size in outs],
-        out_shape=[jax.ShapeDtypeStruct((C, S, *size), dtype) for size in outs],
+        out_specs=[*map(pool, stored), *(share(*size) for size in outs)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in stored]
+        + [jax.ShapeDtypeStruct((C, S, *size), dtype) for size in outs],
+        input_output_aliases={i: i for i in range(len(stored))},
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
         interpret=parallel.platform() != "gpu",
         name="paged_attention",
-    )(q_SxHxd, keys, values, table_SxR + first, length_S, *scales)
-    return _joined(y_CxSxHxd, *sums).astype(q_SxHxd.dtype) if sums else y_CxSxHxd[0]
+    )(*pages, heads_SxNxd, table_SxR + first, length_S, *([turn_Sx2d] if stored else []))
+    stored, (y_CxSxHxd, *sums) = out[: len(stored)], out[len(stored) :]
+    y = _joined(y_CxSxHxd, *sums).astype(heads_SxNxd.dtype) if sums else y_CxSxHxd[0]
+    return (tuple(stored), y) if stored else y
 
 
 def _joined(y_CxSxHxd, top_CxSxH, sum_CxSxH):
@@ -80,27 +93,37 @@ def _joined(y_CxSxHxd, top_CxSxH, sum_CxSxH):
     return y_SxHxd / jnp.maximum(sum_SxH, 1e-30)[..., None]
 
 
-def _attend_share(q_ref, keys_ref, values_ref, table_ref, length_ref, *rest, count, quantized):
+def _attend_share(*refs, count, pools, H):
     """count 1: writes the row's attention; else that of a share, not yet divided by the sum of its
-    weights, and beside it its largest score and that sum."""
+    weights, and beside it its largest score and that sum. The first share has a new token, and
+    stores it; all others are read from the pages."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    scales_ref, (y_ref, *sums_ref) = rest[:quantized], rest[quantized:]
-    (H, d), P = q_ref.shape, keys_ref.shape[2]
-    G = H // pl.num_programs(1)  # of _HEADS rows of a product that many count
-    mine, heads = jnp.arange(_HEADS) < G, pl.ds(pl.program_id(1) * G, _HEADS)
-    q_Gxd = triton.load(q_ref.at[heads], mask=mine[:, None], other=0.0)
+    (keys_ref, values_ref, *scales_ref), refs = refs[:pools], refs[pools:]
+    (heads_ref, table_ref, length_ref), refs = refs[:3], refs[3:]
+    (N, d), P, k = heads_ref.shape, keys_ref.shape[2], pl.program_id(1)
+    K, new = pl.num_programs(1), N > H
+    stored_refs, (y_ref, *sums_ref) = refs[new : (1 + pools) * new], refs[(1 + pools) * new :]
+    G = H // K  # of _HEADS rows of a product that many count
+    mine, heads = jnp.arange(_HEADS) < G, pl.ds(k * G, _HEADS)
+    q_Gxd = triton.load(heads_ref.at[heads], mask=mine[:, None], other=0.0)
     keep = lambda ref, x, mask: triton.store(ref.at[heads], x, mask=mask)
-    length = length_ref[0]
+    length, scale = length_ref[0], d**-0.5 * math.log2(math.e)
     # bfloat16 products are exact; float32 ones would otherwise be TF32's.
     exact = jax.lax.Precision.HIGHEST if q_Gxd.dtype == jnp.float32 else None
     product = functools.partial(triton.dot, precision=exact)
+    if new:  # read while pages are on their way
+        length -= 1
+        live = (length >= 0) & (pl.program_id(2) == 0)
+        rotated = functools.partial(_rotated, heads_ref, refs[0])
+        q_Gxd = rotated(q_Gxd, k * G + jnp.arange(_HEADS), mine)
+        key_d, value_d = rotated(heads_ref[H + k], H + k, None), heads_ref[H + K + k]
 
     def page(j, carry):
         n, top_G, sum_G, y_Gxd = carry
         following = table_ref[jnp.minimum(j + 1, last)]  # its keys need not wait for their number
-        scores_GxP = product(q_Gxd, keys_ref[n].astype(q_Gxd.dtype)) * (d**-0.5 * math.log2(math.e))
+        scores_GxP = product(q_Gxd, keys_ref[n].astype(q_Gxd.dtype)) * scale
         if scales_ref:
             scores_GxP *= scales_ref[0][n, 0][None]
         seen_P = j * P + jnp.arange(P) < length
@@ -121,8 +144,57 @@ def _attend_share(q_ref, keys_ref, values_ref, table_ref, length_ref, *rest, cou
     start = table_ref[jnp.minimum(first, last)], *zeros
     span = first, jnp.minimum(first + share, end)
     _, top_G, sum_G, y_Gxd = jax.lax.fori_loop(*span, page, start)
+    if new:
+        held = _store(stored_refs, table_ref, length, live, key_d, value_d)
+        (key_d, key_scale), (value_d, value_scale) = held
+        score_G = (q_Gxd.astype(jnp.float32) * key_d[None]).sum(1) * scale * key_scale
+        score_G = jnp.where(live, score_G, _MASKED)
+        new_top_G = jnp.maximum(top_G, score_G)
+        fade_G = jnp.exp2(top_G - new_top_G)
+        weight_G = jnp.where(live, jnp.exp2(score_G - new_top_G), 0.0)
+        top_G, sum_G = new_top_G, sum_G * fade_G + weight_G
+        more_Gxd = (weight_G * value_scale)[:, None] * value_d[None]
+        y_Gxd = y_Gxd * fade_G[:, None] + jnp.where(live, more_Gxd, 0.0)
     if count == 1:
         y_Gxd /= jnp.maximum(sum_G, 1e-30)[:, None]
     keep(y_ref, y_Gxd.astype(y_ref.dtype), mine[:, None])
     for ref, x_G in zip(sums_ref, (top_G, sum_G), strict=count > 1):
         keep(ref, x_G, mine)
+
+
+def _rotated(heads_ref, turn_ref, x_xd, head, mask):
+    """The heads `x` of these numbers, rotated."""
+    from jax.experimental.pallas import triton
+    from jax.experimental import pallas as pl
+
+    d = x_xd.shape[-1]
+    place = jnp.broadcast_to(jnp.expand_dims(head, -1), x_xd.shape)
+    place = place, jnp.broadcast_to((jnp.arange(d) + d // 2) % d, x_xd.shape)
+    how = {} if mask is None else dict(mask=mask[:, None], other=0.0)
+    beside_xd = triton.load(heads_ref.at[place], **how)
+    wide = lambda x: x.astype(jnp.float32)
+    turned_xd = wide(x_xd) * turn_ref[pl.ds(0, d)] + wide(beside_xd) * turn_ref[pl.ds(d, d)]
+    return turned_xd.astype(x_xd.dtype)
+
+
+def _store(refs, table_ref, position, live, *new):
+    """Writes a key and a value [d], and returns each as the pages hold it, float32, and its scale."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    (keys_ref, values_ref, *scales_ref), held = refs, []
+    d, P = keys_ref.shape[1:]
+    position = jnp.maximum(position, 0)
+    n, column, all_d = table_ref[position // P], position % P, pl.ds(0, d)
+    places = keys_ref.at[n, all_d, column], values_ref.at[n, column, all_d]
+    for i, (place, x_d) in enumerate(zip(places, new, strict=True)):
+        scale = jnp.float32(1.0)
+        if scales_ref:
+            x_d = x_d.astype(jnp.float32)
+            scale = jnp.maximum(jnp.abs(x_d).max(), 1e-30) / 127
+            x_d = jnp.floor(x_d / scale + 0.5)  # Triton has no operation that rounds
+            at = scales_ref[0].at[n, jnp.int32(i), pl.ds(column, 1)]
+            triton.store(at, jnp.full(1, scale), mask=jnp.full(1, live))
+        triton.store(place, x_d.astype(place.dtype), mask=jnp.broadcast_to(live, d))
+        held.append((x_d.astype(jnp.float32), scale))
+    return held

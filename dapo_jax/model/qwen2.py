@@ -175,22 +175,25 @@ class Block(nnx.Module):
     def __call__(self, x_BxTxD, attend: Callable, beside=None):
         """`attend(q, k, v) -> (y_BxHxTxd, extra)` gives q and k their positions and decides where
         keys come from; `extra` (what became of a cache, say) is handed back beside the output.
-        beside: products (joined.py) in place of those of q, k and v and of gate and up."""
+        beside: products (joined.py) in place of those of q, k and v, which `attend` may then get as
+        one array, and of gate and up."""
         h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         joined = parallel.axis_size("sequence") > 1
         pairs = (self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias)
         if beside:
-            q, k, v = beside.heads(h, self.c)
+            heads = beside.heads(h, self.c)
         else:
-            q, k, v = self._joined_heads(h) if joined else (_to_heads(h, *pair) for pair in pairs)
+            heads = self._joined_heads(h) if joined else [_to_heads(h, *pair) for pair in pairs]
         if self.c.lora:
-            q, k, v = (self._add(n, y, h, out=_to_heads) for n, y in zip("qkv", (q, k, v)))  # noqa: B905
+            heads = [self._add(n, y, h, out=_to_heads) for n, y in zip("qkv", heads)]  # noqa: B905
         if self.c.qk_norm:
+            q, k, v = heads
             q = rms_norm(q, self.q_norm[...], self.c.rms_eps)
-            k = rms_norm(k, self.k_norm[...], self.c.rms_eps)
-        q = constrain(q, "batch", "heads", "token", "head_dim")
-        k = constrain(k, "batch", "kv_heads", "token", "head_dim")
-        y, extra = attend(q, k, v)
+            heads = q, rms_norm(k, self.k_norm[...], self.c.rms_eps), v
+        split = zip(heads, ("heads", "kv_heads"))  # noqa: B905
+        split = [constrain(x, "batch", axis, "token", "head_dim") for x, axis in split]
+        heads = *split, *heads[2:]
+        y, extra = attend(*heads)
         x_BxTxD = x_BxTxD + self._add("o", _from_heads(y, self.o[...]), y, into=_from_heads)
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
@@ -288,7 +291,7 @@ class Qwen2(nnx.Module):
         def step(carry, layer):
             x_BxTxD, pool = carry
             i, weights, *beside = layer
-            pool_attend = lambda q, k, v: attend(i, pool, q, k, v)[::-1]
+            pool_attend = lambda *heads: attend(i, pool, *heads)[::-1]
             return nnx.merge(graphdef, weights)(x_BxTxD, pool_attend, *beside), None
 
         attend = attend(self._angles(positions_BxT))

@@ -1,10 +1,10 @@
 """`draw.draw` of the whole distribution, for NVIDIA GPUs: a Pallas kernel by Triton.
 
-XLA reads the logits four times for a token, which takes as long as two layers of 0.5B. Here one
-program a row reads them once for maximum, sum and entropy, and again up to the block in which the
-running sum passes the uniform number's share of that sum; in that block it finds the token.
+XLA reads the logits four times for a token, which takes as long as two layers of 0.5B. Here they
+are read once, each block of a row by a program, for maximum, sum and entropy; and again the one
+block in which the running sum passes the uniform number's share of all: there is the token.
 
-Dims: S slots, V vocabulary, b tokens of a block.
+Dims: S slots, V vocabulary, J blocks of a row, b tokens of a block.
 """
 
 import functools
@@ -43,67 +43,90 @@ def by_kernel(logits_SxV: jax.Array, uniform_S: jax.Array, temperature: jax.Arra
     from jax.experimental.pallas import triton
 
     S, V = logits_SxV.shape
-    number = pl.BlockSpec((1,), lambda s: (s,))
-    out = [jax.ShapeDtypeStruct((S,), x) for x in (jnp.int32, jnp.float32, jnp.float32)]
-    drawn = pl.pallas_call(
-        functools.partial(_draw_row, vocab=V, block=min(_BLOCK, pl.next_power_of_2(V))),
-        grid=(S,),
-        in_specs=[
-            pl.BlockSpec((None, V), lambda s: (s, 0)),
-            number,
-            pl.BlockSpec((1,), lambda s: (0,)),
-        ],
-        out_specs=[number] * 3,
-        out_shape=out,
+    b = min(_BLOCK, pl.next_power_of_2(V))
+    J = pl.cdiv(V, b)
+    how = dict(
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=2),
         interpret=parallel.platform() != "gpu",
+    )
+    row = lambda n: pl.BlockSpec((None, n), lambda s, *_: (s, 0))
+    number = lambda *at: pl.BlockSpec((1,), lambda s, *_: at or (s,))
+    sums = pl.pallas_call(
+        functools.partial(_sum_block, vocab=V, b=b),
+        grid=(S, J),
+        in_specs=[row(V), number(0)],
+        out_specs=[row(J)] * 3,
+        out_shape=[jax.ShapeDtypeStruct((S, J), jnp.float32)] * 3,
+        name="draw_sums",
+        **how,
+    )(logits_SxV, jnp.reshape(temperature, 1))
+    drawn = pl.pallas_call(
+        functools.partial(_draw_row, vocab=V, b=b),
+        grid=(S,),
+        in_specs=[row(V), number(0), number(), *[row(J)] * 3],
+        out_specs=[number()] * 3,
+        out_shape=[jax.ShapeDtypeStruct((S,), x) for x in (jnp.int32, jnp.float32, jnp.float32)],
         name="draw",
-    )(logits_SxV, uniform_S, jnp.reshape(temperature, 1))
+        **how,
+    )(logits_SxV, jnp.reshape(temperature, 1), uniform_S, *sums)
     return Drawn(*drawn)
 
 
-def _draw_row(logits_ref, uniform_ref, temperature_ref, token_ref, logp_ref, entropy_ref, **sizes):
+def _scaled(logits_ref, temperature_ref, j, vocab: int, b: int):
+    """Block j of a row's logits over the temperature; _LOWEST behind the vocabulary."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    vocab, block = sizes["vocab"], sizes["block"]
-    index_b, temperature = jnp.arange(block), temperature_ref[0]
+    there_b = j * b + jnp.arange(b) < vocab
+    x_b = triton.load(logits_ref.at[pl.ds(j * b, b)], mask=there_b, other=0.0)
+    return jnp.where(there_b, jnp.maximum(x_b / temperature_ref[0], _LOWEST), _LOWEST)
 
-    def scaled(j):
-        there_b = j * block + index_b < vocab
-        x_b = triton.load(logits_ref.at[pl.ds(j * block, block)], mask=there_b, other=0.0)
-        return jnp.where(there_b, jnp.maximum(x_b / temperature, _LOWEST), _LOWEST)
 
-    def add(j, carry):
-        top, total, mean = carry  # sums of exp(x - top), and of that times x - top
-        x_b = scaled(j)
-        new_top = jnp.maximum(top, x_b.max())
-        fade, shifted_b = jnp.exp(top - new_top), x_b - new_top
-        weight_b = jnp.exp(shifted_b)
-        mean = fade * (mean + total * (top - new_top)) + (weight_b * shifted_b).sum()
-        return new_top, fade * total + weight_b.sum(), mean
+def _sum_block(logits_ref, temperature_ref, top_ref, total_ref, mean_ref, *, vocab, b):
+    """A block's largest x, and the sums of exp(x - that) and of that times x - that."""
+    from jax.experimental import pallas as pl
 
-    blocks, zero, none = pl.cdiv(vocab, block), jnp.int32(0), jnp.float32(0)
-    top, total, mean = jax.lax.fori_loop(0, blocks, add, (jnp.float32(_LOWEST), none, none))
+    j = pl.program_id(1)
+    x_b = _scaled(logits_ref, temperature_ref, j, vocab, b)
+    top = x_b.max()
+    weight_b = jnp.exp(x_b - top)
+    top_ref[j], total_ref[j] = top, weight_b.sum()
+    mean_ref[j] = (weight_b * (x_b - top)).sum()
+
+
+def _draw_row(
+    logits_ref, temperature_ref, uniform_ref, top_ref, total_ref, mean_ref, token_ref, logp_ref,
+    entropy_ref, *, vocab, b,
+):  # fmt: skip
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    J = top_ref.shape[0]
+    index_J, index_b = jnp.arange(pl.next_power_of_2(J)), jnp.arange(b)
+    of = lambda ref, other: triton.load(
+        ref.at[pl.ds(0, len(index_J))], mask=index_J < J, other=other
+    )
+    top_J, total_J, mean_J = of(top_ref, _LOWEST), of(total_ref, 0.0), of(mean_ref, 0.0)
+    top = top_J.max()
+    fade_J = jnp.exp(top_J - top)
+    share_J = fade_J * total_J
+    total, mean = share_J.sum(), (fade_J * (mean_J + total_J * (top_J - top))).sum()
     target = uniform_ref[0] * total
 
-    def seek(carry):
-        j, before, chosen, below, _ = carry  # chosen: the last block of some weight, `below` it
-        share = jnp.exp(scaled(j) - top).sum()
-        chosen, below = jnp.where(share > 0, j, chosen), jnp.where(share > 0, before, below)
-        return j + 1, before + share, chosen, below, before + share > target
+    def first(weight_x, before, index_x):
+        """Of some weight, at which the running sum passes the target; the last such one where sums
+        of two orders leave it below."""
+        live_x = weight_x > 0
+        passed_x = live_x & (before + jnp.cumsum(weight_x) > target)
+        at = jnp.where(passed_x, index_x, len(index_x)).min()
+        return jnp.where(at < len(index_x), at, jnp.where(live_x, index_x, 0).max())
 
-    more = lambda carry: (carry[0] < blocks) & ~carry[-1]
-    _, _, chosen, below, _ = jax.lax.while_loop(more, seek, (zero, none, zero, none, False))
-
-    weight_b = jnp.exp(scaled(chosen) - top)
-    live_b = weight_b > 0
-    passed_b = live_b & (below + jnp.cumsum(weight_b) > target)
-    first = jnp.where(passed_b, index_b, block).min()
-    # Sums of two orders: where the last one stays below, the last token of some weight.
-    first = jnp.where(first < block, first, jnp.where(live_b, index_b, 0).max())
-    taken = jnp.where(index_b == first, weight_b, 0.0).sum()
+    chosen = first(share_J, 0.0, index_J)
+    below = jnp.where(index_J < chosen, share_J, 0.0).sum()
+    weight_b = jnp.exp(_scaled(logits_ref, temperature_ref, chosen, vocab, b) - top)
+    token = first(weight_b, below, index_b)
+    taken = jnp.where(index_b == token, weight_b, 0.0).sum()
     log_total = jnp.log(total)
-    token_ref[0] = chosen * block + first
+    token_ref[0] = chosen * b + token
     logp_ref[0] = jnp.log(taken) - log_total
     entropy_ref[0] = log_total - mean / total
