@@ -100,7 +100,7 @@ def sample_ours(size: str, repeats: int, slots: int = 0) -> dict:
     # What compiles: the programs of all slots and of a call's last rows.
     more = [1 + engine.chunk * sum(i < n for n in engine.rungs) for i in range(slots)]
     turn([min(n, s.cap) for n in more])()
-    tailed = sides.log_normal(2 * s.slots, s.cap, s.mean).tolist()
+    tailed = sides.log_normal(2 * slots, s.cap, s.mean).tolist()
     found = {
         name: sum(lengths) / median_seconds(turn(lengths), repeats)
         for name, lengths in (("equal", [s.equal] * slots), ("tailed", tailed))

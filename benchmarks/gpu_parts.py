@@ -1,7 +1,7 @@
 """Everything that is to be measured on one GPU, part by part: `python -m benchmarks gpu --all`.
 
     decode    sampling, lengths equal and with a long tail
-    wide      the same responses of the long tail, and equal ones, with twice the slots
+    wide      sampling of four times the responses, with four times the slots
     update    a step of AdamW; of 7B adapters of rank 32
     step      whole steps of a training on the embedded task: rollout, old log-probs, updates
     bits      the same samples and the same updated weights, twice
@@ -84,7 +84,7 @@ def update(size: str, repeats: int) -> dict:
 def wide(size: str, repeats: int) -> dict:
     if size == "7B":
         return {"skipped": "its cache would not fit"}
-    return gpu.sample_ours(size, repeats, slots=2 * gpu.setting(size).slots)
+    return gpu.sample_ours(size, repeats, slots=4 * gpu.setting(size).slots)
 
 
 def judged(problem, response: str) -> Grade:
