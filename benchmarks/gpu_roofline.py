@@ -25,7 +25,7 @@ ROWS, CONTEXT = 256, 512  # of the program for all slots: rows, and tokens that 
 TAIL = (128, 64, 16), 8192  # of those for a call's last rows
 PASS, ROW = 8192, 2048  # tokens of a pass of an update, and of a row
 ITEM, WIDE = 2, 4  # bytes of bfloat16 and of float32
-DRAW_PASSES = 7  # over the logits of a token: written, and read by the draw
+DRAW_PASSES = 2  # over the logits of a token: written, and read by the draw
 LOSS_PASSES = 8  # over those of a pass, forward, again and backward
 
 

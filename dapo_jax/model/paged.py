@@ -29,8 +29,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, joined, packed_triton, paged_kernel, paged_queries
-from dapo_jax.model import paged_triton, qwen2
+from dapo_jax.model import (
+    attention,
+    joined,
+    packed_triton,
+    paged_kernel,
+    paged_queries,
+    paged_triton,
+    qwen2,
+)
 from dapo_jax.model.paged_kernel import quantize
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
@@ -197,7 +204,7 @@ def decode_attend(g: Geometry, rows: CacheRows):
     and value, and reads."""
     axes, heads = CacheRows(("batch", None), ("batch",), ("batch",)), ("batch", "heads", None, None)
     kv, angle = ("batch", "kv_heads", None, None), ("batch", None, None, None)
-    rotates = g.reader == "kernel" or g.reader == "triton" and not g.gathers  # and stores
+    rotates = g.reader == "kernel" or (g.reader == "triton" and not g.gathers)  # and stores
 
     def attend(angles):
         plan = plan_axes = []  # the same in every layer

@@ -1,11 +1,13 @@
 """Attention of one new token a row over its pages, for NVIDIA GPUs: a Pallas kernel by Triton.
 
 One program a row, key/value head and share of the row's live pages goes through that share with an
-online softmax; where there are several shares, XLA joins them. Pages are those of XLA's readers;
-scales multiply scores and weights. Page numbers are not checked.
+online softmax; where there are several shares, XLA joins them. It also rotates the new token's
+query and key, and stores its key and value; those it has in registers, so that no program reads
+what another writes. Pages are those of XLA's readers; scales multiply scores and weights. Page
+numbers are not checked.
 
 Dims: S rows, R pages of a row's table, C shares, H query heads, K key/value heads, G query heads of
-one, in a product of 16, N pages, P tokens of a page, d head_dim.
+one, in a product of 16, N pages or heads side by side, P tokens of a page, d head_dim.
 """
 
 import functools
@@ -36,15 +38,15 @@ def shares(rows: int, kv_heads: int, row_pages: int) -> int:
 
 
 def turn(cos_Sxh: jax.Array, sin_Sxh: jax.Array) -> jax.Array:
-    """Rotary angles as [S, 2 d]: x turns into x times the first half of them, plus x from half a head
-    on (around the end) times the second."""
+    """Rotary angles as [S, 2 d]: x turns into x times the first half of them, plus x from half a
+    head on (around the end) times the second."""
     return jnp.concatenate([cos_Sxh, cos_Sxh, -sin_Sxh, sin_Sxh], axis=1)
 
 
 def attend(heads_SxNxd, pages, first, table_SxR, length_S, turn_Sx2d=None, count: int = 0):
-    """Attention [S, H, d] in the dtype of `heads`, the queries. With `turn`'s angles they are the new
-    token's queries, keys and values side by side, N = H + 2 K: the kernel rotates queries and keys,
-    stores keys and values in the place of the pool, and (pages, attention) comes back. pages: keys
+    """Attention [S, H, d] in the dtype of `heads`, the queries. With `turn`'s angles they are the
+    new token's queries, keys and values side by side, N = H + 2 K: the kernel rotates queries and
+    keys, stores keys and values in the pool, and (pages, attention) comes back. pages: keys
     [K, N, d, P], values [K, N, P, d] and perhaps scales float32 [K, N, 2, P]; first: page 0 of the
     layer; length_S: int32, tokens a row sees, the new one among them, 0 = idle. count: of programs
     that share a row; 0 = `shares`. Off GPUs it is interpreted, for tests."""
@@ -164,8 +166,8 @@ def _attend_share(*refs, count, pools, H):
 
 def _rotated(heads_ref, turn_ref, x_xd, head, mask):
     """The heads `x` of these numbers, rotated."""
-    from jax.experimental.pallas import triton
     from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
 
     d = x_xd.shape[-1]
     place = jnp.broadcast_to(jnp.expand_dims(head, -1), x_xd.shape)
@@ -178,7 +180,7 @@ def _rotated(heads_ref, turn_ref, x_xd, head, mask):
 
 
 def _store(refs, table_ref, position, live, *new):
-    """Writes a key and a value [d], and returns each as the pages hold it, float32, and its scale."""
+    """Writes a key and a value [d]; returns each as the pages hold it, float32, and its scale."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 

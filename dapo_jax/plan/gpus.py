@@ -97,7 +97,7 @@ def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) 
 
 # docs/results/gpu.md, 2026-11-26, one H100: tokens a second of sampling (equal lengths, long tail)
 # and of an update, in the sizes of benchmarks/gpu.py; the update's remat and rows of a pass.
-MEASURED = {"0.5B": (98_886, 48_507, 110_760), "1.5B": (52_945, 27_145, 45_449)}
+MEASURED = {"0.5B": (115_651, 56_706, 110_760), "1.5B": (55_677, 29_457, 45_782)}
 _UPDATES = {"0.5B": ("none", 16), "1.5B": ("dots_attention", 8)}
 
 
