@@ -29,15 +29,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import (
-    attention,
-    joined,
-    packed_triton,
-    paged_kernel,
-    paged_queries,
-    paged_triton,
-    qwen2,
-)
+from dapo_jax.model import attention, joined, paged_kernel, paged_queries, paged_triton, qwen2
+from dapo_jax.model.packed_triton import attend as attend_packed
 from dapo_jax.model.paged_kernel import quantize
 
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
@@ -314,7 +307,7 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
         q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
         pool, seen = _with_layer(g, pool, layer, lambda *place: mapped(*place, k, v, prompts))
         if once and g.reader == "triton" and q.dtype == jnp.bfloat16:
-            return pool, packed_triton.attend(q, *seen, jnp.ones_like(prompts.tokens_BxT), "")
+            return pool, attend_packed(q, *seen, jnp.ones_like(prompts.tokens_BxT), "")
         return pool, attention.causal(q, *seen, 0 if once else prompts.start, chunk)
 
     return lambda angles: functools.partial(attend, angles)
