@@ -50,7 +50,7 @@ TOPICS = {
             "pod_steps_values", "pod_staleness", "pod_lora",
         ),
     ),
-    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_again", "diagnose_runs")),
+    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_more", "diagnose_runs")),
     "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),
 }  # fmt: skip
 
