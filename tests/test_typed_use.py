@@ -72,7 +72,7 @@ WARM = ("supervised_warmup.skill_steps=9", "supervised_warmup.habit_steps=1")
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_the_pages_of_variants_by_fewer_steps(tmp_path, shell):
-    """Of docs/vapo.md, turns.md and rungs.md; not what makes runs for hours. The base of the rungs
+    """docs/vapo.md, turns.md and rungs.md, but what makes runs for hours. The base of the rungs
     is one that has learned nothing."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
 
