@@ -39,7 +39,7 @@ TOPICS = {
         "Speed on a CPU",
         (
             "race", "sampler", "update", "half_billion", "attention_kernel",
-            "cache_dtype", "checkpoint_cost", "drafts_kept",
+            "cache_dtype", "checkpoint_cost", "drafts_kept", "drafts",
         ),
     ),
     "gpu": Topic("On a GPU", ("gpu", "gpu_parts", "gpu_bits")),
@@ -50,7 +50,7 @@ TOPICS = {
             "pod_steps_values", "pod_staleness", "pod_lora",
         ),
     ),
-    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_runs")),
+    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_more", "diagnose_runs")),
     "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
 """What README's list of commands and the pages on comparing, diagnosing and going back show, typed
-in their order on runs of two steps."""
+in their order on runs of two steps; and the runs, plan and comparison of the pages on variants."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import pages
 import pytest
 from scripts import ROOT
 
+from benchmarks import rungs
 from dapo_jax.log import metrics
 
 README = (ROOT / "README.md").read_text()
@@ -62,3 +63,36 @@ def test_each_line_works_as_it_is_printed(tmp_path, shell):
     assert "back at step 1; 1 later checkpoints" in typed(rewind) and saved() == ["1"]
     assert "done: 2 steps" in typed(train) and saved() == ["1", "2"]
     assert [r["step"] for r in metrics.read(desk / "runs/a/metrics.jsonl")] == [0, 1, 2]
+
+
+# Of a run on the embedded task, beside one step.
+WARM = ("supervised_warmup.skill_steps=9", "supervised_warmup.habit_steps=1")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_pages_of_variants_by_fewer_steps(tmp_path, shell):
+    """docs/vapo.md, turns.md and rungs.md, but what makes runs for hours. The base of the rungs
+    is one that has learned nothing."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+
+    def typed(line: str, *fields: str) -> str:
+        flags = [f"--config.{field}" for field in fields]
+        done = shell.python(*pages.words(line.partition("#")[0]), *flags, cwd=tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    rungs.write_problems(tmp_path / "runs/rungs/data")
+    (rung,) = shown("rungs.md", "python -m dapo_jax.train")
+    typed(rung.replace("runs/rung", "runs/rungs/base_100"), "steps=0", "init_from=", "eval.every=0")
+    vapo, *turns = (x for p in ("vapo", "turns") for x in shown(f"{p}.md", "python -m dapo_jax.tr"))
+    assert len(turns) == 2
+    small = {vapo: ("steps=2", "critic.pretrain_steps=1", *WARM), rung: ("steps=1",)}
+    for line in (vapo, *turns, rung):
+        typed(line, "eval.every=0", *small.get(line, ("steps=1", *WARM)))
+        workdir = tmp_path / re.search(r"--workdir=(\S+)", line)[1]
+        assert metrics.read(workdir / "metrics.jsonl")[-1]["step"] == 1 + (line == vapo)
+    (plan,) = shown("vapo.md", "python -m dapo_jax.plan")
+    assert " on v5p-256 = " in typed(plan)
+    (kept,) = shown("rungs.md", "python -m benchmarks rungs --kept")
+    assert "+dynamic_sampling" in typed(kept)

@@ -42,6 +42,7 @@ class Blocks:
         self.ahead, self.T = self.depth - 1, self.B * self.P
         self.tile = self.tile_buffers[0].shape[3]  # tokens written back together
         self.K, self.Q, self.head_dim = self.k.shape[1] // self.d, queries, head_dim
+        self.unit = head_dim**-0.5 * math.log2(math.e)  # of scores, for powers of 2
         self.heads = self.q.shape[1] // (self.K * self.d)  # of a key/value head
         self.R = self.table.shape[0] // self.length.shape[0]
         self.W, self.core = self.rows.shape[0] // pl.num_programs(0), pl.program_id(0)
@@ -127,8 +128,7 @@ class Blocks:
             k_Txd, v_Txd = k_Txd.astype(q_Mxd.dtype), v_Txd.astype(q_Mxd.dtype)
         f32 = dict(preferred_element_type=jnp.float32)
         scores_MxT = jax.lax.dot_general(q_Mxd, k_Txd, (((1,), (1,)), ((), ())), **f32)
-        unit = self.head_dim**-0.5 * math.log2(math.e)
-        scores_MxT *= self.scales(slot, 0) * unit if self.quantized else unit
+        scores_MxT *= self.scales(slot, 0) * self.unit if self.quantized else self.unit
         if seen is not None:
             place_MxT = jax.lax.broadcasted_iota(jnp.int32, scores_MxT.shape, 1)
             scores_MxT = jnp.where(place_MxT < seen, scores_MxT, _MASKED)

@@ -74,6 +74,7 @@ def _kernel(queries_ref, *refs, head_dim: int, queries: int):
     at, Q = Blocks(refs, head_dim, queries), queries
     P, T, d, heads, tile, quantized = at.P, at.T, at.d, at.heads, at.tile, at.quantized
     M = -(-Q * heads // ROWS) * ROWS
+    unit, at.unit = at.unit, 1.0  # of queries, which are fewer than their scores
 
     def row_at(n):
         """(first place, position of its token, end, last block) of the n-th of the core's rows."""
@@ -89,7 +90,7 @@ def _kernel(queries_ref, *refs, head_dim: int, queries: int):
     def new_of(row, head):
         """A row's places in one head: queries [M, d], keys and values [Q, d] in float32."""
         rotated, q_QxGd = at.rotation(row), at.stretch(at.q, row, head, heads * d)
-        q_Mxd = by_query([rotated(q_QxGd[:, g * d : (g + 1) * d]) for g in range(heads)])
+        q_Mxd = by_query([rotated(q_QxGd[:, g * d : (g + 1) * d]) * unit for g in range(heads)])
         k_Qxd, v_Qxd = (at.stretch(x, row, head, d) for x in (at.k, at.v))
         return q_Mxd.astype(at.y_buffer.dtype), rotated(k_Qxd), v_Qxd
 

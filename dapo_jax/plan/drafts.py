@@ -25,7 +25,7 @@ from dapo_jax.pods.slices import Pod
 
 # Bundles of the kernel of several queries over those of one, 4 places of a row: counted by
 # `plan --kernels` on v5p and v6e, bfloat16 and int8 (docs/drafts.md), the most of them.
-BLOCK, BESIDE = 1.17, 2.02
+BLOCK, BESIDE = 1.15, 2.04
 STEPS = 10  # the last of a run's in which passes verified guesses
 
 
