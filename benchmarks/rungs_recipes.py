@@ -5,7 +5,7 @@
     python -m benchmarks rungs_recipes --full            the runs that count, and the comparison
 
 Every method of METHODS is configs/rungs.py with what its source has, from a base model of the
-seed's own. Each is tuned by the same budget: three rates, two seeds, runs of TUNED rollout steps.
+seed's own. Each is tuned by the same budget: three rates, one run of TUNED rollout steps each.
 What is then compared, seed by seed, is how far it is from full DAPO in held-out accuracy, with room
 and within the limit (docs/rungs.md), the mean at 4/6, 5/6 and 6/6 of three budgets: STEPS x 32
 updates, for which methods that do not draw groups again go on for LONGER times the steps; the
@@ -16,7 +16,6 @@ A run's CPU-seconds are those of its process in rollouts and updates, behind the
 which compiles; evaluation and saving are not counted.
 """
 
-import itertools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -34,19 +33,19 @@ CPU_S = "spent/cpu_s"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> rung of configs/rungs.py, changes
     "full DAPO": (WHOLE, {}),
     "grpo": ("grpo", {}),
+    "sapo": ("grpo", {"loss.objective": "sapo"}),
     "gspo": ("gspo", {}),
     "scale_rl": ("scale_rl", {}),
-    "sapo": ("grpo", {"loss.objective": "sapo"}),
     "cispo": ("cispo", {}),
     "dr_grpo": ("dr_grpo", {}),
     "just_rl": ("just_rl", {}),
     "rloo": ("rloo", {}),
 }
 AGAIN = ("full DAPO", "cispo")  # those that draw other groups for those without a signal
-GRID = (2.25e-4, 4.5e-4, 9e-4)  # rates, of which each method gets one
-RATES: dict[str, float] = {}  # of GRID, what tuning chose
-TUNED, STEPS, LONGER = 8, 16, 1.5  # rollout steps of tuning, and of the comparison
-EXPLORED = 200  # seed of the base model of tuning, and its first seed
+GRID = (2.25e-4, 4.5e-4, 9e-4, 1.8e-3)  # rates, of which each method gets one
+RATES = {"full DAPO": 9e-4, "grpo": 4.5e-4, "gspo": 2.25e-4, "sapo": 9e-4}  # what tuning chose
+TUNED, STEPS, LONGER = 8, 12, 2  # rollout steps of tuning, and of the comparison
+EXPLORED = 200  # seed of tuning, and of its base model
 BUDGETS = {"{:,.0f} updates": (UPDATES, 1), "{:.2f} M tokens": (TOKENS, 1e6),
            "{:.0f} CPU-seconds": (CPU_S, 1)}  # fmt: skip
 BESIDE = {  # name of a column -> tag, how it is written, its unit: at the compared updates
@@ -111,11 +110,10 @@ def tuned(names: Sequence[str], out: pathlib.Path, jobs: int) -> harness.Table:
     for name in names:
         scores = []
         for rate in GRID:
-            where = f"rates/{name}_{rate:.3g}_seed_{{}}".replace(" ", "_").format
-            tasks = [task(name, rate, s, EXPLORED, out, where(s), TUNED)
-                     for s in (EXPLORED, EXPLORED + 1)]  # fmt: skip
-            last = [run[-1] for run in records(out, tasks, jobs).values()]
-            scores.append(np.mean([r[tag] for r in last for tag in rungs.PLACES.values()]))
+            where = f"rates/{name}_{rate:.3g}_seed_{EXPLORED}".replace(" ", "_")
+            of = task(name, rate, EXPLORED, EXPLORED, out, where, TUNED)
+            last = records(out, [of], jobs)[where][-1]
+            scores.append(np.mean([last[tag] for tag in rungs.PLACES.values()]))
         table.row(name, *map("{:.3f}".format, scores), f"{GRID[int(np.argmax(scores))]:.3g}")
     return table
 
@@ -123,20 +121,18 @@ def tuned(names: Sequence[str], out: pathlib.Path, jobs: int) -> harness.Table:
 def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> list[harness.Table]:
     """A row for each budget and method, and what its runs were like after the updates. runs:
     method -> seed -> `records`, full DAPO first."""
-    plain, *others = runs
-    ends = {UPDATES: updates} | {
-        x: min(run[-1][x] for of in runs.values() for run in of) for x in (TOKENS, CPU_S)
-    }
+    plain = next(iter(runs))
     heads = [head for what in rungs.PLACES for head in (f"right {what}", "change", "verdict")]
     table = harness.Table("after", "method", "rate", *heads, name="rungs_recipes")
     for head, (x, unit) in BUDGETS.items():
-        places = {what: rungs.accuracies(runs, tag, x, ends[x])
-                  for what, tag in rungs.PLACES.items()}  # fmt: skip
-        each = list(itertools.product(places, others))
+        some = {name: of for name, of in runs.items() if all(x in run[-1] for run in of)}
+        end = min(run[-1][x] for of in some.values() for run in of) if x != UPDATES else updates
+        places = {w: rungs.accuracies(some, tag, x, end) for w, tag in rungs.PLACES.items()}
+        each = [(what, name) for what in places for name in some if name != plain]
         sure = stats.differ([np.subtract(places[w][name], places[w][plain]) for w, name in each])
         told = dict(zip(each, sure, strict=True))
-        for name in runs:
-            cells = [head.format(ends[x] / unit), name, f"{RATES[name]:.3g}"]
+        for name in some:
+            cells = [head.format(end / unit), name, f"{RATES[name]:.3g}"]
             for what, of in places.items():
                 cells += [stats.interval(of[name]), "-", "-"]
                 if name != plain:
@@ -145,28 +141,33 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
             table.row(*cells)
     beside = harness.Table("method", *BESIDE, name="rungs_recipes_beside")
     for name, of in runs.items():
-        means = {
-            tag: np.mean([np.interp(updates, *figures.curve(run, tag, UPDATES)) for run in of])
-            for tag, *_ in BESIDE.values()
-        }
-        cells = (form.format(means[tag] / unit) for tag, form, unit in BESIDE.values())
-        beside.row(name, *cells)
+        cells = [name]
+        for tag, form, unit in BESIDE.values():
+            curves = [figures.curve(run, tag, UPDATES) for run in of]
+            there = all(len(at) for at, _ in curves)
+            mean = np.mean([np.interp(updates, *c) for c in curves]) if there else np.nan
+            cells.append(form.format(mean / unit) if there else "-")
+        beside.row(*cells)
     return [table, beside]
 
 
 def of_methods(found: Mapping[str, list[dict]]) -> dict[str, list[list[dict]]]:
-    """Method -> seed -> records. found: those of each run, by its folder."""
+    """Method -> seed -> records, in the order of METHODS. found: those of each run, by its folder.
+    Naive GRPO's, where they are not there, are the ladder's: the same rate, seeds and bases."""
     runs: dict[str, list[list[dict]]] = {}
     for folder, of in found.items():
         runs.setdefault(folder.split("/")[1].replace("_DAPO", " DAPO"), []).append(of)
-    return runs
+    if "grpo" not in runs:
+        ladder, seeds = harness.kept(rungs.KEPT), {folder.split("/")[2] for folder in found}
+        runs["grpo"] = [ladder[f"grpo/{seed}"] for seed in sorted(seeds)]
+    return {name: runs[name] for name in METHODS if name in runs}
 
 
 FLAGS = {
     "only": Flag(("",), ("",), "methods, in their order; all of RATES where none is named"),
     "tune": Flag(False, False, "rates, by short runs from the base model of the exploration"),
     "seeds": Flag(0, 6, "runs of each method, each from a base of its seed; 0: those kept"),
-    "first_seed": Flag(24, 24, "those before are of `rungs` and `score`"),
+    "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
@@ -174,7 +175,8 @@ FLAGS = {
 
 def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / rungs.TASK["HOME"])
-    names = [n for n in METHODS if args.only == ("",) or n.replace(" ", "_") in args.only]
+    wanted = METHODS if args.only == ("",) else [n.replace("_DAPO", " DAPO") for n in args.only]
+    names = [name for name in METHODS if name in wanted]
     if args.tune:
         return [tuned(names, out, args.jobs)]
     updates = STEPS * rungs.TASK["get_config"]().optim.minibatches
