@@ -44,7 +44,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> rung of configs/ru
 AGAIN = ("full DAPO", "cispo")  # those that draw other groups for those without a signal
 GRID = (2.25e-4, 4.5e-4, 9e-4, 1.8e-3)  # rates, of which each method gets one
 RATES = {"full DAPO": 9e-4, "grpo": 4.5e-4, "gspo": 2.25e-4, "sapo": 9e-4}  # what tuning chose
-TUNED, STEPS, LONGER = 8, 12, 2  # rollout steps of tuning, and of the comparison
+TUNED, STEPS, LONGER = 8, 10, 2  # rollout steps of tuning, and of the comparison
 EXPLORED = 200  # seed of tuning, and of its base model
 BUDGETS = {"{:,.0f} updates": (UPDATES, 1), "{:.2f} M tokens": (TOKENS, 1e6),
            "{:.0f} CPU-seconds": (CPU_S, 1)}  # fmt: skip
@@ -89,7 +89,7 @@ def of_base(seed: int) -> pool.Task:
 
 def task(name: str, rate: float, seed: int, base: int, out: pathlib.Path, where: str, steps: int):
     rung, changes = METHODS[name]
-    changes = {"optim.lr": rate, "steps": steps} | changes
+    changes = {"optim.lr": rate, "steps": steps, "eval.every": 2 if steps > TUNED else 4} | changes
     return rungs.task(rung, seed, base, out, where, **changes)._replace(work=clocked)
 
 

@@ -317,6 +317,17 @@ def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
                               "12"]  # fmt: skip
 
 
+def test_what_is_told_of_recipes_is_what_is_kept():
+    """Both tables, and the rates: those that were best of their row."""
+    asked = types.SimpleNamespace(only=("",), tune=False, seeds=0, out="", jobs=1)
+    for table in rungs_recipes.measure(asked):
+        result = tables.read(table.name)
+        assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
+    for name, *scores, chosen in tables.read("rungs_rates")["rows"]:
+        assert rungs_recipes.GRID[np.argmax([float(x) for x in scores])] == float(chosen)
+        assert rungs_recipes.RATES[name] == float(chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_base_is_made_once_and_a_rung_begins_from_it(tmp_path, monkeypatch):
