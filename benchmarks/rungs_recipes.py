@@ -152,21 +152,17 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
 
 
 def of_methods(found: Mapping[str, list[dict]]) -> dict[str, list[list[dict]]]:
-    """Method -> seed -> records, in the order of METHODS. found: those of each run, by its folder.
-    Naive GRPO's, where they are not there, are the ladder's: the same rate, seeds and bases."""
+    """Method -> seed -> records, by METHODS' order. found: those of each run, by its folder."""
     runs: dict[str, list[list[dict]]] = {}
     for folder, of in found.items():
         runs.setdefault(folder.split("/")[1].replace("_DAPO", " DAPO"), []).append(of)
-    if "grpo" not in runs:
-        ladder, seeds = harness.kept(rungs.KEPT), {folder.split("/")[2] for folder in found}
-        runs["grpo"] = [ladder[f"grpo/{seed}"] for seed in sorted(seeds)]
     return {name: runs[name] for name in METHODS if name in runs}
 
 
 FLAGS = {
     "only": Flag(("",), ("",), "methods, in their order; all of RATES where none is named"),
     "tune": Flag(False, False, "rates, by short runs from the base model of the exploration"),
-    "seeds": Flag(0, 6, "runs of each method, each from a base of its seed; 0: those kept"),
+    "seeds": Flag(0, 4, "runs of each method, each from a base of its seed; 0: those kept"),
     "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
