@@ -36,6 +36,7 @@ BENCHMARKS = {
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
     "rungs": Benchmark(("jax", "flax")),
+    "rungs_recipes": Benchmark(("jax", "flax")),
     "sampler": Benchmark(PEERS, cores=1),
     "score": Benchmark(("jax", "flax", "scipy")),
     "start": Benchmark(),

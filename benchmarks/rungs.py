@@ -133,9 +133,9 @@ def machine_of(c, where: pathlib.Path):
     return text, build.build_machine(c, text.tokenizer.vocab_size, text.tokenizer.stop_ids, None)
 
 
-def make_base(where: pathlib.Path, seed: int) -> dict:
+def make_base(where: pathlib.Path, seed: int, drawn: int = 0) -> dict:
     """A task of the pool: the problems, if they are not there, the three phases, a checkpoint.
-    Returns what `described` found."""
+    drawn: responses to a problem of the base, of which `described` is returned; 0: SAMPLES."""
     logging.set_verbosity(logging.WARNING)
     started = time.process_time()
     write_problems(where.parent / "data")
@@ -151,7 +151,7 @@ def make_base(where: pathlib.Path, seed: int) -> dict:
     params = warmup.warm_up(c, machine, text.tokenizer, params, phases)
     bases.save(where, c, machine, params)
     weights, draw = machine.engine.decode_params(params), build.evaluation_draw(c, top_p=1.0)
-    evaluator = sampling.Evaluator(machine, weights, text, SAMPLES)
+    evaluator = sampling.Evaluator(machine, weights, text, drawn or SAMPLES)
     problems = text.evals["heldout"]
     scores = sampling.evaluate(evaluator, [(problems, draw)])[0]
     word = functools.cache(lambda token: text.tokenizer.decode([token]).strip())

@@ -33,7 +33,9 @@ TOPICS = {
         "What each technique does", ("mechanisms", "mechanism_measures", "mechanism_bases")
     ),
     "rungs": Topic(
-        "A task for telling the rungs apart", ("rungs", "score", "rungs_base", "rungs_levels")
+        "A task for telling the rungs apart",
+        ("rungs", "rungs_recipes", "rungs_recipes_beside", "rungs_rates", "score", "rungs_base",
+         "rungs_levels"),
     ),
     "speed": Topic(
         "Speed on a CPU",

@@ -4,7 +4,8 @@
     python -m dapo_jax.train --config=configs/rungs.py:+clip_higher --workdir=runs/rung
 
 The first command writes the problems and makes the base model under runs/rungs, from which every
-run begins. Rungs: those of configs/ladder.py, and `vapo`, which is VAPO on the same task.
+run begins. Rungs: those of configs/ladder.py; `vapo`, which is VAPO on the same task; and the
+recipes of `presets.RECIPES`, of which `cispo` alone, DAPO with another clip, filters as DAPO does.
 
 A response of training has at most 28 tokens, one of evaluation twice as many (JustRL's ratio): the
 base writes long, and what it writes is mostly right where it may end. Truncated responses leave the
@@ -43,4 +44,7 @@ def get_config(rung: str = presets.LADDERS["dapo"].cumulative[-1], home: pathlib
         c.steps += VALUE_STEPS
         return c
     c.optim.share_prompts = True  # a value model cannot
+    if rung in presets.RECIPES:
+        c.loss.overlong_filter = "group" if rung == "cispo" else "off"
+        return presets.RECIPES[rung](c)
     return presets.rung(c, rung)

@@ -8,7 +8,7 @@ import pytest
 import test_configs
 import test_ladder
 
-from benchmarks import harness, rungs, score, tables
+from benchmarks import harness, rungs, rungs_recipes, score, tables
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
@@ -243,6 +243,89 @@ def test_what_longer_runs_came_to_is_kept():
     asked = types.SimpleNamespace(out="", steps=0, write=False, seeds=8, draws=10)
     cells = [row[1:3] + row[4:5] for row in score.measure(asked)[0].rows]
     assert cells == [row[1:3] + row[4:5] for row in tables.read("score")["rows"]]
+
+
+@pytest.mark.parametrize("name", rungs_recipes.METHODS)
+def test_a_recipe_has_its_sizes_from_the_task_and_the_rest_from_its_source(name, tmp_path):
+    """What differs from full DAPO is of the algorithm; only DAPO, by either clip, filters."""
+    fields = lambda name: rungs_recipes.task(name, 1e-3, 7, 7, tmp_path, "", 5).arguments[0]
+    full, made = fields("full DAPO"), fields(name)
+    changed = {field for field, x in made.items() if x != full[field]}
+    parts = {"loss", "advantage", "reward", "dynamic_sampling", "curriculum", "model"}
+    assert {field.split(".")[0] for field in changed} <= parts
+    assert bool(changed) == (name != "full DAPO") and made["optim.lr"] == 1e-3
+    assert (made["loss.overlong_filter"] == "group") == (name in rungs_recipes.AGAIN)
+    draws = made["dynamic_sampling.enabled"] and made["dynamic_sampling.refill"]
+    assert draws == (name in rungs_recipes.AGAIN)
+    c = config.base()
+    c.update(made)
+    config.validate(c, devices=1)
+
+
+def test_evaluation_and_the_first_step_cost_a_run_nothing(monkeypatch, tmp_path):
+    """CPU-seconds: what the hooks hear of a run, told by a clock of one's own."""
+    clock = [0.0]
+    monkeypatch.setattr(rungs_recipes.time, "process_time", lambda: clock[0])
+
+    def run(c, where, hooks):
+        for step in range(3):
+            for phase, s in (
+                ("evaluation", 50),
+                ("rollout", 2),
+                ("chunk", 1),
+                ("update", 4 + step),
+            ):
+                hooks.phase(phase)
+                clock[0] += s
+            hooks.step(None, None)
+            clock[0] += 100  # the record, before the next phase begins
+        return bool(c.steps)
+
+    monkeypatch.setattr(rungs_recipes.train, "train", run)
+    assert rungs_recipes.clocked(tmp_path, {"steps": 3}) == [0, 8, 17]
+    with pytest.raises(RuntimeError, match="cut off"):
+        rungs_recipes.clocked(tmp_path, {"steps": 0})
+
+
+def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
+    """`grpo` is .2 ahead, and draws half of the tokens, so that these are compared at its end, and
+    at the same point of its curve at all three budgets; its CPU-seconds are the others'."""
+    noise = np.random.default_rng(0).normal(0, 0.01, (3, 4))
+    made = {}
+    for (name, x, tokens), by_seed in zip(
+        [("full DAPO", 0.5, 1.0), ("grpo", 0.7, 0.5), ("gspo", 0.5, 1.0)], noise, strict=True
+    ):
+        for seed, e in enumerate(by_seed):
+            run_of = made[f"recipes/{name.replace(' ', '_')}/seed_{seed}"] = run(x + e, 0)
+            for r in run_of:
+                beside = dict.fromkeys(rungs_recipes.TAGS - r.keys(), 0.25)
+                r |= beside | {rungs_recipes.CPU_S: 2.0 * r["step"]}
+                r[rungs.TOKENS] *= tokens
+    runs = rungs_recipes.of_methods(made)
+    monkeypatch.setattr(rungs_recipes, "RATES", dict.fromkeys(runs, 4.5e-4))
+    table, beside = rungs_recipes.compared(runs, 96)
+    assert [row[0] for row in table.rows[::3]] == ["96 updates", "3.00 M tokens", "12 CPU-seconds"]
+    assert [row[1] for row in table.rows] == ["full DAPO", "grpo", "gspo"] * 3
+    said = [[row[5], row[8]] for row in table.rows]
+    assert said == [["-"] * 2, ["ahead"] * 2, ["not told apart"] * 2] * 3
+    for name, row in zip(runs, table.rows[3:6], strict=True):
+        ends = [np.interp(3e6 * np.array([4, 5, 6]) / 6, [r[rungs.TOKENS] for r in of],
+                          [r[rungs.TAG] for r in of]).mean() for of in runs[name]]  # fmt: skip
+        assert row[3].startswith(f"{np.mean(ends):.3f} +- ")
+    assert table.rows[4][4].startswith("+0.3") and table.rows[1][4].startswith("+0.1")
+    assert beside.rows[1] == ["grpo", "20.0", "0.100", "3.000", "25.00%", "25.00%", "0.25", "0.25",
+                              "12"]  # fmt: skip
+
+
+def test_what_is_told_of_recipes_is_what_is_kept():
+    """Both tables, and the rates: those that were best of their row."""
+    asked = types.SimpleNamespace(only=("",), tune=False, seeds=0, out="", jobs=1)
+    for table in rungs_recipes.measure(asked):
+        result = tables.read(table.name)
+        assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
+    for name, *scores, chosen in tables.read("rungs_rates")["rows"]:
+        assert rungs_recipes.GRID[np.argmax([float(x) for x in scores])] == float(chosen)
+        assert rungs_recipes.RATES[name] == float(chosen)
 
 
 @pytest.mark.slow
