@@ -40,9 +40,9 @@ def base(name: str):
 
 def expected(config, name: str, with_staleness=False):
     """A step on a slice that holds the config, by the plan; `planner.plan` would search as well."""
-    shape, pod = network(config), slices.parse(name)
-    sizes = validation.resolve_mesh(config, pod.devices)
-    return planner.expected(config, shape, sizes, pod, TRAFFIC, with_staleness)["step"]
+    pod = slices.parse(name)
+    given = config, network(config), validation.resolve_mesh(config, pod.devices), pod, TRAFFIC
+    return planner.expected(*given, with_staleness)["step"]
 
 
 def measure(args) -> list[Table]:
@@ -62,10 +62,8 @@ def with_values(names: Sequence[str]) -> Table:
     for name in (x for x in names if "v5p" in x):
         for method, config in (("DAPO", base(name)), ("VAPO", presets.vapo(base(name)))):
             found = expected(config, name)
-            seconds = [found["parts"].get(x, 0.0) for x in parts]
-            drawn = sampling(found["parts"])
-            others = found["expected_s"] - drawn - sum(seconds)
-            cells = found["expected_s"], drawn, *seconds, others
+            drawn, seconds = sampling(found["parts"]), [found["parts"].get(x, 0.0) for x in parts]
+            cells = found["expected_s"], drawn, *seconds, found["expected_s"] - drawn - sum(seconds)
             table.row(name, method, *(f"{x:,.0f}" for x in cells))
     return table
 
@@ -91,10 +89,9 @@ def steps(names: Sequence[str]) -> Table:
     heads = *phases, "others", "minutes", "from", "to", "W8A8 at most, s"
     table, usual, known = Table("slice", "set", "constants", *heads), dict(VALUES), {}
     for name in names:
-        pod, was = slices.parse(name), range(len(AS_WAS) if name == "v5p-256" else 0)
-        usually = schema.leaves(base(name))
-        rows = [(dict([*AS_WAS.items()][i:]), BEFORE) for i in was]
-        rows += [(fields, other) for fields in OPTIONS for other in (BEFORE, {})]
+        pod, usually = slices.parse(name), schema.leaves(base(name))
+        rows = [dict([*AS_WAS.items()][i:]) for i in range(len(AS_WAS)) if name == "v5p-256"]
+        rows = [(x, BEFORE) for x in rows] + [(x, y) for x in OPTIONS for y in (BEFORE, {})]
         for fields, other in rows:
             config = changed(base(name), fields)
             VALUES.update(usual | other)
@@ -103,16 +100,12 @@ def steps(names: Sequence[str]) -> Table:
             s = Scene(config, shape, sizes, pod)
             if stale := config.rollout.staleness:
                 s = s.replaced(sizes=s.sizes._replace(slots=min(SLOTS, s.sizes.slots)))
-            key = s.sizes, config.dynamic_sampling.surplus, stale, config.eval.with_rollout
-            if key not in known:
-                found = known.get((*key[:3], False), {})  # whose rounds are the same
-                if stale and not found:
-                    found = staleness.carrying(config, TRAFFIC, s, stale)[0]
-                how = dict(eval_problems=TRAFFIC.eval_problems, rollouts=found.get("rollouts"))
-                work = step.work(config, TRAFFIC, s, **how)
-                known[key] = found | dict(rollouts=work.rollouts, evaluations=work.evaluations)
-            work = step.work(config, TRAFFIC, s, rollouts=known[key]["rollouts"])
-            timer = step.timer(config, work._replace(**known[key]), s)
+            how = config.dynamic_sampling.surplus, config.eval.with_rollout, s.last_row_tokens
+            if (key := (s.sizes, stale, *how)) not in known:
+                more = staleness.carrying(config, TRAFFIC, s, stale)[0] if stale else {}
+                how = dict(eval_problems=TRAFFIC.eval_problems, rollouts=more.get("rollouts"))
+                known[key] = step.work(config, TRAFFIC, s, **how)._replace(**more)
+            timer = step.timer(config, known[key], s)
             now, spread = timer(VALUES), step.spread(timer)
             others = now.seconds - sum(seconds := [now.phases[x] for x in phases])
             minutes = (x / 60 for x in (now.seconds, spread["low_s"], spread["high_s"]))
