@@ -199,7 +199,7 @@ class Block(nnx.Module):
             both_Dx2xF = jnp.stack([self.gate[...], self.up[...]], 1)
             both = jnp.einsum("BTD,DCF->BTCF", h, both_Dx2xF)
             both = constrain(both, "batch", "token", None, "mlp")
-            gate, up = (x[:, :, 0] for x in jnp.split(both, 2, 2))
+            gate, up = both[:, :, 0], both[:, :, 1]
         elif beside:
             gate, up = beside.gate_up(h)
         else:
