@@ -26,6 +26,8 @@ LARGE = {"rollout.slots": 8192, "rollout.cache_fraction": 0.416}
 SLICES = {"v5p-256": {}, "v5p-512": LARGE, "2xv5p-256": LARGE, "v6e-256": {}, "tpu7x-128": {}}
 REUSE, INT8 = planner.OPTIONS
 STALE = {"rollout.staleness": 1, "loss.importance_cap": 5.0}
+ONE_CALL = {"eval.with_rollout": True}  # not with staleness
+OPTIONS = {}, ONE_CALL, ONE_CALL | REUSE, ONE_CALL | INT8, STALE, INT8 | STALE
 SLOTS = 3072  # of a stale step, at most; that many draw a batch in the longest response's time
 OLDER = "v5p-256", "v6e-256"  # slices whose steps are simulated with responses that outlive them
 FLAGS = {"only": Flag("tpu7x", "", "rows of slices with this in their name")}
@@ -34,6 +36,13 @@ FLAGS = {"only": Flag("tpu7x", "", "rows of slices with this in their name")}
 def base(name: str):
     """The shipped config of 32B for a slice."""
     return changed(presets.dapo_math("32B-v6e" if "v6e" in name else "32B"), SLICES[name])
+
+
+def expected(config, name: str, with_staleness=False):
+    """A step on a slice that holds the config, by the plan; `planner.plan` would search as well."""
+    pod = slices.parse(name)
+    given = config, network(config), validation.resolve_mesh(config, pod.devices), pod, TRAFFIC
+    return planner.expected(*given, with_staleness)["step"]
 
 
 def measure(args) -> list[Table]:
@@ -52,11 +61,9 @@ def with_values(names: Sequence[str]) -> Table:
     table = Table("slice", "method", "step", "sampling", *parts, "others", name="pod_steps_values")
     for name in (x for x in names if "v5p" in x):
         for method, config in (("DAPO", base(name)), ("VAPO", presets.vapo(base(name)))):
-            found = planner.plan(config, slices.parse(name), TRAFFIC, 0.1)["step"]
-            seconds = [found["parts"].get(x, 0.0) for x in parts]
-            drawn = sampling(found["parts"])
-            others = found["expected_s"] - drawn - sum(seconds)
-            cells = found["expected_s"], drawn, *seconds, others
+            found = expected(config, name)
+            drawn, seconds = sampling(found["parts"]), [found["parts"].get(x, 0.0) for x in parts]
+            cells = found["expected_s"], drawn, *seconds, found["expected_s"] - drawn - sum(seconds)
             table.row(name, method, *(f"{x:,.0f}" for x in cells))
     return table
 
@@ -66,8 +73,7 @@ def with_staleness(names: Sequence[str]) -> Table:
     heads = "slice", "S", "slots", *heads, "M tokens parked"
     table = Table(*heads, name="pod_staleness")
     for name in (x for x in OLDER if x in names):
-        found = planner.plan(base(name), slices.parse(name), TRAFFIC, 0.1, with_staleness=True)
-        first, *_ = aged = found["step"]["staleness"]
+        first, *_ = aged = expected(base(name), name, with_staleness=True)["staleness"]
         for a in aged:
             ages = f"{a['mean']:.2f}", a["oldest"], f"{a['parked'] / 1e6:.1f}"
             cells = f"{a['seconds'] / 60:.1f}", f"{a['seconds'] / first['seconds']:.2f}"
@@ -83,10 +89,9 @@ def steps(names: Sequence[str]) -> Table:
     heads = *phases, "others", "minutes", "from", "to", "W8A8 at most, s"
     table, usual, known = Table("slice", "set", "constants", *heads), dict(VALUES), {}
     for name in names:
-        pod, was = slices.parse(name), range(len(AS_WAS) if name == "v5p-256" else 0)
-        usually = schema.leaves(base(name))
-        rows = [(dict([*AS_WAS.items()][i:]), BEFORE) for i in was] + [({}, BEFORE)]
-        rows += [(fields, {}) for fields in ({}, REUSE, INT8, STALE, INT8 | STALE)]
+        pod, usually = slices.parse(name), schema.leaves(base(name))
+        rows = [dict([*AS_WAS.items()][i:]) for i in range(len(AS_WAS)) if name == "v5p-256"]
+        rows = [(x, BEFORE) for x in rows] + [(x, y) for x in OPTIONS for y in (BEFORE, {})]
         for fields, other in rows:
             config = changed(base(name), fields)
             VALUES.update(usual | other)
@@ -95,13 +100,12 @@ def steps(names: Sequence[str]) -> Table:
             s = Scene(config, shape, sizes, pod)
             if stale := config.rollout.staleness:
                 s = s.replaced(sizes=s.sizes._replace(slots=min(SLOTS, s.sizes.slots)))
-            key = s.sizes, config.dynamic_sampling.surplus, stale
-            if key not in known:
-                carried = stale and staleness.carrying(config, TRAFFIC, s, stale)[0]
-                known[key] = carried or dict(rollouts=step.simulated(config, TRAFFIC, s.sizes))
-            how = dict(eval_problems=TRAFFIC.eval_problems, rollouts=known[key]["rollouts"])
-            work = step.work(config, TRAFFIC, s, **how)._replace(**known[key])
-            timer = step.timer(config, work, s)
+            how = config.dynamic_sampling.surplus, config.eval.with_rollout, s.last_row_tokens
+            if (key := (s.sizes, stale, *how)) not in known:
+                more = staleness.carrying(config, TRAFFIC, s, stale)[0] if stale else {}
+                how = dict(eval_problems=TRAFFIC.eval_problems, rollouts=more.get("rollouts"))
+                known[key] = step.work(config, TRAFFIC, s, **how)._replace(**more)
+            timer = step.timer(config, known[key], s)
             now, spread = timer(VALUES), step.spread(timer)
             others = now.seconds - sum(seconds := [now.phases[x] for x in phases])
             minutes = (x / 60 for x in (now.seconds, spread["low_s"], spread["high_s"]))

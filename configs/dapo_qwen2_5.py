@@ -36,7 +36,7 @@ less the cache that updating no longer has beside it; 32B less what its cache lo
 
 32B trains over tensor 4, and decodes each row on 8 chips of the same mesh (16 shards), by the rules
 of `presets.lay_out`; so does 72B, and Math-7B on 4. A step of 32B with a mean response of 5,000
-tokens: 19 to 24 minutes by the cost model of `plan`, whose constants nobody has measured on a TPU.
+tokens: 18 to 24 minutes by the cost model of `plan`, whose constants nobody has measured on a TPU.
 Each size runs on other slices too, with more or fewer shards; 32B so on v5p-512 and tpu7x-128.
 
 Expected: nothing has been measured here. For 32B the paper reports 50 on AIME 2024 (avg@32) from

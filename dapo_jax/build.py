@@ -212,9 +212,8 @@ def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, more, *opti
 
 
 def calls(config, m: Machine) -> dict[str, Call]:
-    """What a step runs, by name and quick to compile first: 'decode weights' (their cast into the
-    sampler's layout), 'prefill', 'decode_MODE' and for the last rows 'decode_MODE, N slots' (each
-    way to draw in training or evaluation), 'old log-probs' and 'update' of a whole mini-batch."""
+    """What a step runs, by name and quick to compile first: 'decode weights' (a cast), 'prefill',
+    'decode_MODE', for the last rows 'decode_MODE, N slots', 'old log-probs' and 'update'."""
     abstract = qwen2.abstract(m.shape)
     rows = m.layout.micro_rows
     wanted = m.trainer.abstract(-(-m.layout.max_items // rows), rows, m.layout.row_tokens)

@@ -34,8 +34,7 @@ def make_mesh(sizes: Mapping[str, int]) -> Mesh:
 
 def arrange(shape: tuple[int, int, int], devices: list) -> np.ndarray:
     """Devices as an array of (data, fsdp, tensor). Physical axes may be split. TPU slices, between
-    which the network is slow, are joined along `data`. ValueError: their number does not divide it.
-    """
+    which the network is slow, are joined along `data`. ValueError: they do not divide it."""
     tpu, split = devices[0].platform == "tpu", dict(allow_split_physical_axes=True)
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if shape[0] % slices:
@@ -110,9 +109,9 @@ def compiler_options(mesh: Mesh, same_bits=False) -> dict[str, Any] | None:
     """Compiler options of a large program, but for those that XLA_FLAGS names. same_bits: request
     deterministic results on GPUs, where sums at like indices otherwise add up in any order."""
     platform, flags = mesh.devices.flat[0].platform, os.environ.get("XLA_FLAGS", "")
-    options, wanted = dict(_ON_CPU) if platform == "cpu" else {}, {}
+    options, wanted = {"cpu": _ON_CPU, "tpu": _ON_TPU}.get(platform, {}), {}
     if platform == "gpu":
-        options |= _ON_GPU | (_OVER_GPUS if mesh.devices.size > 1 else {})
+        options = _ON_GPU | (_OVER_GPUS if mesh.devices.size > 1 else {})
         wanted = {"xla_gpu_exclude_nondeterministic_ops": True} if same_bits else {}
     return {name: x for name, x in options.items() if name not in flags} | wanted or None
 
@@ -128,6 +127,9 @@ _ON_GPU = {"xla_gpu_enable_triton_gemm": False}
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _OVER_GPUS = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 << 29 for kind in _KINDS}
 _OVER_GPUS["xla_gpu_enable_latency_hiding_scheduler"] = True
+
+# Rows travel in windows while products run; the older way adds up outputs, in twice the cycles.
+_ON_TPU = {f"xla_tpu_{kind}_collective_matmul_mode": "post_spmd" for kind in _KINDS[:2]}
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

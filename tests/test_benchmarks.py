@@ -180,7 +180,7 @@ def test_steps_with_a_value_model_and_with_staleness_add_up(monkeypatch):
     aged = [dict(staleness=s, slots=2048, seconds=(4 - s) * 100, occupancy=0.5 + s / 4, mean=0.25,
                  oldest=1, parked=2e6, phases=parts) for s in (0, 1)]  # fmt: skip
     found = {"step": {"expected_s": 400.0, "parts": parts, "staleness": aged}}
-    monkeypatch.setattr(pod_step.planner, "plan", lambda *_, **how: found)
+    monkeypatch.setattr(pod_step.planner, "expected", lambda *_: found)
     rows = pod_step.with_values(["v5p-256", "v6e-256"]).rows
     assert " ".join(rows[0]) == "v5p-256 DAPO 400 160 0 200 0 0 40" and len(rows) == 2
     first, second = map(" ".join, pod_step.with_staleness(["v6e-256"]).rows)

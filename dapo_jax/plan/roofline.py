@@ -152,7 +152,7 @@ def decode(call: Call, scene: Scene, k: Values) -> dict[str, np.ndarray]:
     over_tensor = 4 * (scene.decode_split > 1)  # small collectives: the embedding's, the draw's 3
     over_shards = (scene.sizes.shards > 1) / FLAG_EVERY
     over_slices = k["dcn_latency"] * (scene.pod.slices > 1) / FLAG_EVERY
-    draw = k["draw"] * (call.slots_C * scene.vocab / (128 * 19008))
+    draw = (k["draw"] + k["draw_row"] * call.slots_C) * (scene.vocab / 19008)
     chip, split = scene.pod.chip, scene.decode_split
     products = np.maximum(  # bound by reading weights, or by multiplying
         scene.read_bytes / split / (k["weights_hbm"] * chip.bandwidth),

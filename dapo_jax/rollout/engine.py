@@ -131,9 +131,8 @@ class Engine:
         raise ValueError(fits + "what would: " + " or ".join(ways or ["shorter responses"]))
 
     def release(self) -> None:
-        """Give the cache's memory back; the next `generate` makes it again, as after each
-        `decode_params`. Nothing in it is wanted any more: responses that outlive a step
-        (variants/staleness.py) are prefilled again, as their keys are of older weights."""
+        """Give the cache's memory back; the next `generate` makes it again. Responses that outlive
+        a step (variants/staleness.py) are prefilled again, as their keys are of older weights."""
         self._pool = None
 
     def generate(
