@@ -214,7 +214,7 @@ def test_setup_installs_once(checkout, tools, set_up):
     assert calls[1:] == [install(checkout)]
     done, calls = set_up()
     assert (done.returncode, done.stderr, len(calls)) == (0, "", 2)
-    for extra, more in (("test", ["[test]"]), ("tpu", ["[tpu]"]), ("", []), ("test", [])):
+    for extra, more in (("test,tpu", ["[test,tpu]"]), ("tpu", []), ("test,tpu", []), ("", [])):
         _, found = set_up(extra)  # those that are not yet there
         assert found == (calls := calls + [install(checkout, x) for x in more])
     with (checkout / "requirements.txt").open("a") as file:

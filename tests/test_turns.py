@@ -310,11 +310,39 @@ def test_a_tool_that_fails_is_a_line(answers, turn):
     assert isinstance(failed, Failed) and failed.why in line
 
 
+# By day what hangs, what ends itself and what is stopped.
+BY_DAY = ("time.sleep(60)", "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)")
+of_day = lambda turn: [pytest.mark.nightly] * (turn not in BY_DAY)
+
+
 @pytest.mark.slow
-def test_a_tool_that_hangs_or_kills_is_ended(answers):
-    for turn, why in KILLED.items():
-        assert why in answers(turn, "miss", 1).cause
-        assert answers("Reply('fine')", "miss", 1) == Reply("fine")
+@pytest.mark.parametrize("turn", [pytest.param(turn, marks=of_day(turn)) for turn in KILLED])
+def test_a_tool_that_hangs_or_kills_is_ended(answers, turn):
+    assert KILLED[turn] in answers(turn, "miss", 1).cause
+    assert answers("Reply('fine')", "miss", 1) == Reply("fine")
+
+
+class Kept(Store):
+    def __init__(self):
+        self.said = {}
+        self.recall, self.keep = self.said.get, self.said.update
+
+
+def test_what_fails_loses_no_other_reply():
+    """Where it ends the run, the next start asks for that one alone."""
+    asked, problem = [], Problem("7", (("user", "?"),), "3", "source", {})
+
+    def reply(problem, transcript):
+        asked.append(transcript[0][1])
+        return Reply(str(1 / int(asked[-1])))
+
+    asker = turns.Asker(grading.Judge(None, reply=reply), lambda at: problem, Kept(), [])
+    rows = [turns.Row(Request([1], 0, i), i) for i in range(3)]
+    ask = lambda said: asker.ask(Draw(0), rows, [(("assistant", text),) for text in said])
+    with pytest.raises(ValueError, match="division by zero"):
+        ask("102")
+    assert ask("142") == [Reply("1.0"), Reply("0.25"), Reply("0.5")]
+    assert asked == ["1", "0", "2", "4"]
 
 
 def test_what_is_right_comes_back_as_it_was(answers):

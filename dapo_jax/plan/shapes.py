@@ -6,6 +6,7 @@ import re
 
 import huggingface_hub
 
+from dapo_jax import gate
 from dapo_jax.model import hf, qwen2
 
 
@@ -54,7 +55,7 @@ def read_network(config, path: str) -> qwen2.Shape:
     if shape := published(path, **choices):
         return shape
     try:
-        file = _config_file(path)
+        file = gate.download(path, lambda: _config_file(path))
     except Exception as e:  # as in hf.resolve
         raise ValueError(f"{path}: its config.json is not to be had ({type(e).__name__})") from e
     return hf.read_shape(pathlib.Path(file).parent, **choices)
