@@ -98,7 +98,7 @@ def test_two_then_four_processes_do_what_one_does(run, tmp_path):
 def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server, tmp_path):
     """Then both are killed. What was drawn since the last checkpoint is read back, on both. To
     process 0: below, behind a pause."""
-    length = ("--config.steps=20", "--config.checkpoint.every=0")
+    length = ("--config.steps=12", "--config.checkpoint.every=0")
     run("whole", 2, *length)
     workdir = tmp_path / "run"
     for asked in (1, None):
@@ -117,7 +117,7 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server
     first, _ = run("run", 2, *length)
     assert re.search(r"step \d+: \d+ responses or grades are there already", first)
     assert harness.records(workdir) == harness.records(tmp_path / "whole")
-    a, b = harness.weights(workdir, 20), harness.weights(tmp_path / "whole", 20)
+    a, b = harness.weights(workdir, 12), harness.weights(tmp_path / "whole", 12)
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
