@@ -145,8 +145,7 @@ def check(src: str) -> int:
         print(f"check needs {' and '.join(missing)}: {how}", file=sys.stderr)
         return 2
     directory = hf.resolve(src)
-    shape = hf.read_shape(directory)
-    tokens_BxT = np.random.RandomState(0).randint(0, shape.vocab_size, CHECKED)
+    tokens_BxT = np.random.RandomState(0).randint(0, hf.read_shape(directory).vocab_size, CHECKED)
     with jax.default_matmul_precision("highest"):  # accelerators would multiply in bfloat16
         ours = np.asarray(hf.load(directory)(tokens_BxT))
     a = agreement(ours, transformers_logits(directory, tokens_BxT))

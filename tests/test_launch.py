@@ -280,8 +280,7 @@ def test_the_image_has_what_a_host_has():
     pins = (ROOT / "requirements.txt").read_text()
     pins = [Requirement(x) for x in re.findall("^(?:jax|libtpu)==.*", pins, re.M)]
     jax, libtpu = (str(x.specifier)[2:] for x in pins if x.marker.evaluate(here))
-    published = (ROOT / "docs/results/pods.md").read_text()
-    assert f"jax {jax}, libtpu {libtpu}." in published
+    assert f"jax {jax}, libtpu {libtpu}." in (ROOT / "docs/results/pods.md").read_text()
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv*", "runs"} <= {*ignored}
     for needed in ("launch/until_done.sh", "configs", "dapo_jax", "requirements.txt"):

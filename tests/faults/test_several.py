@@ -192,8 +192,7 @@ def test_a_pause_within_the_limit_and_a_second_process_of_a_number_do_no_harm(
     time.sleep(12)
     running[1].send_signal(signal.SIGCONT)
     for index in (1, 0):
-        second = server.start(tmp_path / "run", *SHORT, *meet(port, 2, index))
-        (text,) = said([second], 1)
+        (text,) = said([server.start(tmp_path / "run", *SHORT, *meet(port, 2, index))], 1)
         assert f"error: --process_id={index}: this machine has that process" in text
         assert f"(process {running[index].pid} on " in text and "Traceback" not in text
     assert all(process.wait_for("rollout", 3) for process in running)
@@ -274,8 +273,7 @@ def counted(run, hub, tmp_path):  # noqa: F811
 def sizes(hub) -> tuple[int, int]:  # noqa: F811
     """Bytes of the model's weights, and of the other files."""
     bytes_of = {p.name: p.stat().st_size for p in (hub / "org/tiny").iterdir()}
-    weights = bytes_of.pop("model.safetensors")
-    return weights, sum(bytes_of.values())
+    return bytes_of.pop("model.safetensors"), sum(bytes_of.values())
 
 
 def test_four_processes_read_the_weights_once_and_compile_each_program_once(
