@@ -123,8 +123,7 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32"
 def to_orbax(src: str, dst: str, dtype: str) -> int:
     directory = hf.resolve(src)
     shape = hf.read_shape(directory)
-    params = hf.load_params(directory, shape, *_layout(shape), dtype=dtype)
-    save_params(dst, shape, params)
+    save_params(dst, shape, hf.load_params(directory, shape, *_layout(shape), dtype=dtype))
     print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}")
     return 0
 

@@ -137,8 +137,7 @@ def programs(
         traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
-    options = parallel.compiler_options(mesh)
-    jit = functools.partial(jax.jit, compiler_options=options)
+    jit = functools.partial(jax.jit, compiler_options=parallel.compiler_options(mesh))
 
     def decode(mode):
         f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, near, mode)
