@@ -37,7 +37,7 @@ from dapo_jax.log import metrics
 from dapo_jax.reward import grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import Reply
-from dapo_jax.rollout.engine import Draw, Request, Store
+from dapo_jax.rollout.engine import Draw, Request, Response, Store
 from dapo_jax.variants import choose, objectives, turns
 
 # --- The loss ------------------------------------------------------------------------------------
@@ -320,6 +320,18 @@ of_day = lambda turn: [pytest.mark.nightly] * (turn not in BY_DAY)
 def test_a_tool_that_hangs_or_kills_is_ended(answers, turn):
     assert KILLED[turn] in answers(turn, "miss", 1).cause
     assert answers("Reply('fine')", "miss", 1) == Reply("fine")
+
+
+def test_metrics_by_hand():
+    """Two replies, of two tokens and of one, in one of two rows; the other row's failed."""
+    of = lambda logps, **how: Response(np.arange(len(logps)), np.array(logps), None, False, **how)
+    replied = of([-1, -1, np.inf, np.inf, -1, np.inf, -1])
+    rows = [replied, of([-1.0] * 3, grade=Failed("why", "cause"))]
+    found = turns.metrics(SimpleNamespace(drawn=[SimpleNamespace(responses=rows)]))
+    assert found == {
+        "turns/mean": 2, "turns/replied_frac": 0.5, "turns/reply_tokens": 1.5, "turns/errors": 1
+    }  # fmt: skip
+    assert turns.metrics(SimpleNamespace(drawn=[])) == {}
 
 
 class Kept(Store):
