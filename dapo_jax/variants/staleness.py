@@ -125,7 +125,8 @@ def sample_batch(
             for part in parts:
                 rows[part.index].add(part)
             requests.clear()
-            return None if clock.run(judge, opened) is not None else [*requests]
+            used = clock.run(judge, opened)
+            return None if used is not None else [*requests]
 
         _, stats = sampler.generate(decode_params, [*requests], draw, machine.watch, feed=feed)
     batch, taken = [now(f) for f in used], {f.position for f in used}
