@@ -11,7 +11,8 @@ import numpy as np
 
 Series = tuple[np.ndarray, np.ndarray]  # rollout steps int [n], values float [n]
 
-_found = tomllib.loads(pathlib.Path(__file__).with_name("verl.toml").read_text())
+TABLE = pathlib.Path(__file__).with_name("verl.toml").read_text()
+_found = tomllib.loads(TABLE)
 NAMES: dict[str, list[str]] = _found["names"]
 OLDER: dict[str, str] = _found["older"]
 SCORES: dict[str, str] = _found["scores"]
