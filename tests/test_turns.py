@@ -348,13 +348,14 @@ def test_what_fails_loses_no_other_reply():
         asked.append(transcript[0][1])
         return Reply(str(1 / int(asked[-1])))
 
-    asker = turns.Asker(grading.Judge(None, reply=reply), lambda at: problem, Kept(), [])
+    waited, judge = [], grading.Judge(None, reply=reply)
+    asker = turns.Asker(judge, lambda at: problem, Kept(), waited)
     rows = [turns.Row(Request([1], 0, i), i) for i in range(3)]
     ask = lambda said: asker.ask(Draw(0), rows, [(("assistant", text),) for text in said])
     with pytest.raises(ValueError, match="division by zero"):
         ask("102")
     assert ask("142") == [Reply("1.0"), Reply("0.25"), Reply("0.5")]
-    assert asked == ["1", "0", "2", "4"]
+    assert asked == ["1", "0", "2", "4"] and len(waited) == 1 and 0 <= waited[0] < 60
 
 
 def test_what_is_right_comes_back_as_it_was(answers):
