@@ -37,7 +37,7 @@ from dapo_jax.log import metrics
 from dapo_jax.reward import grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import Reply
-from dapo_jax.rollout.engine import Draw, Request, Response, Store
+from dapo_jax.rollout.engine import Draw, Part, Request, Response, Store
 from dapo_jax.variants import choose, objectives, turns
 
 # --- The loss ------------------------------------------------------------------------------------
@@ -332,6 +332,19 @@ def test_metrics_by_hand():
         "turns/mean": 2, "turns/replied_frac": 0.5, "turns/reply_tokens": 1.5, "turns/errors": 1
     }  # fmt: skip
     assert turns.metrics(SimpleNamespace(drawn=[])) == {}
+
+
+def test_a_reply_joins_its_row_as_tokens_that_were_not_drawn():
+    row, one = turns.Row(Request([1], 0, 0), 0), np.ones(1, np.float32)
+    turn = Part(0, 0, np.array([9], np.int32), -one, one, True)
+    row.add(turn)
+    request, part = row.reply(Reply("x"), [5, 6], turn)
+    assert list(request.prefix) == part.tokens.tolist() == [9, 5, 6] and not part.ended
+    assert part.logps.tolist() == [-1, np.inf, np.inf] and part.entropies.tolist() == [1, 0, 0]
+    response = row.response((6,))
+    assert (response.length, response.truncated) == (1, False)
+    assert response.logps.tolist() == part.logps.tolist()
+    assert response.entropies.tolist() == [1, 0, 0] and row.turn == []
 
 
 class Kept(Store):
