@@ -23,6 +23,7 @@ FLAGS = {
     "steps": Flag(6, 60),
     "every": Flag(2, 20, "steps between saves"),
     "saves": Flag(3, 20, "of the measurement at rest"),
+    "warm_up": Flag(45, 100, "of the base model's own supervised steps, in percent"),
 }
 
 
@@ -46,7 +47,9 @@ def timed(function, calls: list):
 def measure(args) -> list[harness.Table]:
     c = runpy.run_path(str(harness.ROOT / "configs" / "quickstart.py"))["get_config"]()
     c.steps, c.eval.every, c.checkpoint.every = args.steps, 0, args.every
-    c.checkpoint.journal_gb = c.checkpoint.journal_gb or 1.0
+    c.checkpoint.journal_gb, base = c.checkpoint.journal_gb or 1.0, c.supervised_warmup
+    for kind in ("skill_steps", "habit_steps"):
+        setattr(base, kind, getattr(base, kind) * args.warm_up // 100)
     steps, waits, saves, states = [], [], [], []
     saver.Saver.after_step = timed(saver.Saver.after_step, waits)
 

@@ -19,7 +19,7 @@ from dapo_jax import algorithm, parallel
 from dapo_jax.config import schema, validation
 from dapo_jax.dapo import packing, update
 from dapo_jax.dapo.dynamic_sampling import Group
-from dapo_jax.data import arithmetic, problems, prompts, tokenizer
+from dapo_jax.data import arithmetic, problems, prompts, rows, tokenizer
 from dapo_jax.model import attention_kernels, hf, learner, paged_triton, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.reward import grading
@@ -95,7 +95,7 @@ def named_files(files: str) -> dict[str, str]:
     """'aime24=a.parquet,b.jsonl' -> {'aime24': 'a.parquet', 'b': 'b.jsonl'}."""
     named = {}
     for entry in filter(None, (f.strip() for f in files.split(","))):
-        name, _, path = entry.rpartition("=")
+        name, path = rows.entry(entry)
         name = name or pathlib.Path(path).name.split(".")[0]
         if name in named:
             raise ValueError(f"config.eval.files: the name {name!r} is used twice; write name=path")

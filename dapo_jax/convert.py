@@ -123,8 +123,7 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32"
 def to_orbax(src: str, dst: str, dtype: str) -> int:
     directory = hf.resolve(src)
     shape = hf.read_shape(directory)
-    params = hf.load_params(directory, shape, *_layout(shape), dtype=dtype)
-    save_params(dst, shape, params)
+    save_params(dst, shape, hf.load_params(directory, shape, *_layout(shape), dtype=dtype))
     print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}")
     return 0
 
@@ -145,8 +144,7 @@ def check(src: str) -> int:
         print(f"check needs {' and '.join(missing)}: {how}", file=sys.stderr)
         return 2
     directory = hf.resolve(src)
-    shape = hf.read_shape(directory)
-    tokens_BxT = np.random.RandomState(0).randint(0, shape.vocab_size, CHECKED)
+    tokens_BxT = np.random.RandomState(0).randint(0, hf.read_shape(directory).vocab_size, CHECKED)
     with jax.default_matmul_precision("highest"):  # accelerators would multiply in bfloat16
         ours = np.asarray(hf.load(directory)(tokens_BxT))
     a = agreement(ours, transformers_logits(directory, tokens_BxT))

@@ -2,7 +2,7 @@
 # Shared set-up, sourced by the other scripts of this folder and usable from your own:
 #
 #   source launch/common.sh
-#   dapo_setup [EXTRA [PYTHON_VERSION]]     # dapo_setup | dapo_setup test | dapo_setup tpu 3.12
+#   dapo_setup [EXTRA,... [PYTHON_VERSION]]   # dapo_setup | dapo_setup test | dapo_setup tpu 3.12
 #   "$DAPO_PYTHON" -m dapo_jax.train ...
 #
 # It makes a virtual environment in the repository, `.venv` (or `.venv-3.12` when a version is
@@ -94,8 +94,8 @@ dapo_make_venv() {  # dapo_make_venv VENV VERSION
     fi
 }
 
-dapo_setup() {  # dapo_setup [EXTRA [VERSION]]; sets DAPO_PYTHON
-    local extra="${1:-}" version="${2:-}" venv
+dapo_setup() {  # dapo_setup [EXTRA,... [VERSION]]; sets DAPO_PYTHON
+    local extra="${1:-}" version="${2:-}" venv next=$']\n['
     [[ -z "$version" ]] || dapo_want python "--python" "$version"
     dapo_want word0 "--extra" "$extra"
     venv="$(dapo_venv "$version")"
@@ -130,6 +130,6 @@ dapo_setup() {  # dapo_setup [EXTRA [VERSION]]; sets DAPO_PYTHON
         fi
     ) >&2 || dapo_fail "the install failed (see above); nothing was started"
 
-    printf '%s\n' "[]" "[$extra]" >>"$stamp"
+    printf '[]\n[%s]\n' "$extra" "${extra//,/$next}" >>"$stamp"
     dapo_say "done"
 }

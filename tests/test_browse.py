@@ -165,8 +165,7 @@ def test_any_text_stays_text(text):
 
 def test_the_tokens_are_colored_by_entropy(tmp_path):
     put(tmp_path, 1, [NEW])
-    spans = browse.spans(*browse.read(str(tmp_path)))
-    pieces, nats, titles = zip(*spans, strict=True)
+    pieces, nats, titles = zip(*browse.spans(*browse.read(str(tmp_path))), strict=True)
     assert "".join(pieces) == "Wait 2 Answer: 2</s>"  # its blanks are back
     assert list(nats) == NEW["entropies"] and titles[0] == "1.000 nats, probability 0.3679"
     assert browse.shade(1.0) == f"rgba(230,110,0,{0.85 / browse.HOT:.3f})"

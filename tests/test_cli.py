@@ -95,7 +95,7 @@ def test_every_form_of_an_override():
 
 def test_home_is_expanded_in_every_path(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert cli.expand("~/a,x=~/b,/c~,d") == "/home/me/a,x=/home/me/b,/c~,d"
+    assert cli.expand("~/a,x=~/b=c,/c~,~/d=e") == "/home/me/a,x=/home/me/b=c,/c~,/home/me/d=e"
     made = schema.base()
     cli.apply(made, dict.fromkeys(schema.PATHS, "~/a"))
     assert len(schema.PATHS) == 9

@@ -25,8 +25,7 @@ def made(folder, name, steps=60, updates=8, tokens=1000, gain=0.01, fields=None,
             row |= {"eval/heldout/avg@k": gain * step, "time/eval_s": 1.0}
         rows.append(row | more)
     (home / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    leaves = schema.leaves(schema.base()) | (fields or {})
-    (home / "config.json").write_text(json.dumps(leaves))
+    (home / "config.json").write_text(json.dumps(schema.leaves(schema.base()) | (fields or {})))
     return str(home)
 
 
@@ -34,8 +33,7 @@ def made(folder, name, steps=60, updates=8, tokens=1000, gain=0.01, fields=None,
 def pair(tmp_path):
     """A long run and a short one that takes four times the tokens and half the updates a step."""
     long = made(tmp_path, "long", fields={"optim.lr": 1e-6})
-    short = made(tmp_path, "short", 30, 4, 4000, 0.02, {"optim.lr": 3e-6, "steps": 30})
-    return [long, short]
+    return [long, made(tmp_path, "short", 30, 4, 4000, 0.02, {"optim.lr": 3e-6, "steps": 30})]
 
 
 def test_scores_where_both_have_been(pair):

@@ -269,6 +269,5 @@ def test_training_within_25_percent_of_a_published_rate():
     v5p (1.7), of which it keeps more than the block's input."""
     s = model("v6e-256", 128256, 4096, 14336, 32, 32, tensor=1, rows=2, row_tokens=8192)
     s = s.replaced(row_tokens=8192)
-    pairs = s.micro_rows * 8192**2 / 2
-    seconds = roofline.micro_batch(s, pairs, VALUES, update=True).seconds
+    seconds = roofline.micro_batch(s, s.micro_rows * 8192**2 / 2, VALUES, update=True).seconds
     assert 2 * 8192 / seconds == pytest.approx(7207, rel=0.25)

@@ -9,7 +9,7 @@ import pytest
 from dapo_jax import config
 from dapo_jax.lab import causes, diagnose
 from dapo_jax.lab.dynamics.browse import Sample
-from dapo_jax.lab.evidence import Answer, Curve, Evidence, states
+from dapo_jax.lab.evidence import Answer, Curve, Evidence, share, states
 
 N = 20
 UP = np.linspace(0.2, 0.8, N)
@@ -219,8 +219,20 @@ def test_curve():
     assert up_and_down.noise == pytest.approx(np.std([1, -1] * 9 + [1]) / 2)
     assert c.since(c.values > 15) == 17 and c.since(c.values > 99) == 20
     assert c.since(c.values % 2 == 0) == 1  # most steps never are: the first
+    holds = np.array([1, 0, 0, 1, 0, 1], bool)  # in half of all, and in two of the last three
+    assert Curve(np.arange(1, 7), np.zeros(6)).since(holds) == 4
     assert Curve(np.arange(5), np.array([0, 1, 0, 0.2, 0.3])).gained() is False  # noise
     assert np.isnan(Curve(np.zeros(0, int), np.zeros(0)).late)
+    up = Curve(np.arange(20), np.linspace(0, 0.1, 20))  # by .084
+    assert up.gained() and up.gained(0.5) and not up.gained(2.0)
+    assert share([True, None, True, False], 3) == 2 / 3 and np.isnan(share([True, None], 2))
+
+
+def test_an_evaluation_that_still_rises_may_lag_behind():
+    """By .2 where training gained .5: less than .6 of it, more than a quarter."""
+    lags = lambda *values: evidence(data__epochs=line(0, 8), **{EVAL: evaluated(*values)})
+    assert causes.by_heart(lags(0.2, 0.3, 0.4)) is None
+    assert causes.by_heart(lags(0.2, 0.4, 0.4)).step == N
 
 
 @pytest.mark.parametrize(
@@ -252,7 +264,8 @@ def write(folder, e: Evidence, wrong_gold: bool = False) -> str:
     rows[0] |= {"extracted": ["12", None, "12"], "correct": [False, False, False]}
     rows[0]["truncated"] = [False, False, True]
     text = "".join(json.dumps(row) + "\n" for row in rows * 12)
-    (folder / "eval" / "step_000000.jsonl").write_text(text if wrong_gold else "")
+    for step in (0, 10):  # the second of three is not read
+        (folder / "eval" / f"step_{step:06d}.jsonl").write_text(text if wrong_gold else "")
     (folder / "eval" / "step_000020.jsonl").write_text("no json\n")
     for s in e.samples:
         row = {k: v for k, v in s._asdict().items() if v == v and v != ()}
@@ -265,12 +278,12 @@ def test_the_command(tmp_path, capsys):
     gap = flat(0.4)
     gap[3] = np.nan
     sick = write(tmp_path / "a", evidence(policy__sampler_trainer_logprob_gap=gap))
-    assert diagnose.main([sick, f"--json={tmp_path}/d.json"]) == diagnose.FOUND
+    assert diagnose.main([sick, f"--json={tmp_path}/d.json"]) == diagnose.FOUND == 2
     out = capsys.readouterr().out
     assert out.startswith("cause: sampler and trainer are two policies (apart)\n")
     assert "logprob_gap = 0.4 from step 1 on (bound 0.02)" in out and f"explain {sick}" in out
     assert json.loads((tmp_path / "d.json").read_text())["first"] == "apart"
-    assert diagnose.main([write(tmp_path / "b", evidence())]) == diagnose.NOTHING
+    assert diagnose.main([write(tmp_path / "b", evidence())]) == diagnose.NOTHING == 0
     assert capsys.readouterr().out.startswith("nothing found\n")
 
 

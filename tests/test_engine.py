@@ -38,8 +38,7 @@ def make_engine(mesh_shape=(1, 1, 1), shape=SHAPE, **how):
 
 @pytest.fixture(scope="module")
 def params():
-    made = jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1))
-    return jax.device_get(made)
+    return jax.device_get(jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1)))
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +175,7 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(
     other = make_engine(**how)
     assert other.mesh.size == np.prod(how.get("mesh_shape", 1))
     order = np.random.default_rng(1).permutation(len(requests))
-    weights = other.decode_params(params)
-    drawn, stats = other.generate(weights, [requests[i] for i in order], DRAW)
+    drawn, stats = other.generate(other.decode_params(params), [requests[i] for i in order], DRAW)
     got = [drawn[i] for i in np.argsort(order)]
     assert ids(got) == ids(responses)
     assert stats.tokens == sum(len(r.tokens) for r in responses)

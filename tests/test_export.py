@@ -19,8 +19,7 @@ from dapo_jax.model import hf, qwen2
 def made(tmp_path_factory):
     """(config, machine, random state) of the embedded task."""
     c = small(1, checkpoint__export_keep=2)
-    text = build.load_text(c, tmp_path_factory.mktemp("text"), None)
-    tok = text.tokenizer
+    tok = build.load_text(c, tmp_path_factory.mktemp("text"), None).tokenizer
     machine = build.build_machine(c, tok.vocab_size, tok.stop_ids, None)
     return c, machine, State(build.initial_params(c, machine), {})
 

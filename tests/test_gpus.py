@@ -183,7 +183,7 @@ def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
 @pytest.mark.slow
 @compiled_soon()
 @pytest.mark.parametrize(
-    "part", [pytest.param(p, marks=[pytest.mark.nightly] * (p == "step")) for p in gpu_parts.PARTS]
+    "part", [nightly(p) if p in ("step", "peers") else p for p in gpu_parts.PARTS]
 )
 def test_each_part_for_a_gpu_runs_here_in_a_tiny_size(part, tmp_path):
     command = [sys.executable, "-m", "benchmarks", "gpu", "--only", part, "--sizes", "tiny"]

@@ -74,8 +74,7 @@ def test_a_collapse_of_acceptance_is_an_alarm_by_default():
 def test_the_gap_s_bound_follows_what_computes_it(fields, gap, alarm):
     c = config.base()
     c.update(fields)
-    log = {"policy/sampler_trainer_logprob_gap": gap}
-    assert bool(guards.alarms(c, log, NONE)) == alarm
+    assert bool(guards.alarms(c, {"policy/sampler_trainer_logprob_gap": gap}, NONE)) == alarm
 
 
 def replay(series: dict[str, list], c=None) -> dict[int, list[str]]:

@@ -2,8 +2,10 @@
 own answers. The rows are made up. And downloads from a hub that is not always there."""
 
 import hashlib
+import io
+import json
 import re
-import urllib.error
+import urllib.request
 from collections import Counter
 from types import SimpleNamespace
 
@@ -12,9 +14,9 @@ import pytest
 from pages import DOCS
 from tables import write_rows
 
-from dapo_jax import gate
+from dapo_jax import config, gate, plan
 from dapo_jax.data import problems, prompts, published, references, rows
-from dapo_jax.model import hf
+from dapo_jax.model import hf, hf_format
 
 TABLE = re.findall(
     r"^\| `([\w-]+/[^`@:]+)[^`]*` \| (.*) \|$", (DOCS / "own_data.md").read_text(), re.M
@@ -146,6 +148,28 @@ def test_a_pinned_set_whose_host_breaks_off(half, flaky, waited, tmp_path):
     pinned = published.Set("y.jsonl", "x/y.jsonl", hashlib.sha256(body).hexdigest(), "")
     path, there = published.fetch(pinned, tmp_path)
     assert path.read_bytes() == body and not there and waited == [1, 5, 15]
+
+
+class Breaks(io.BytesIO):
+    def read(self):
+        raise ValueError("half of it")
+
+
+def test_a_fetch_that_breaks_closes_what_it_has_opened(monkeypatch, tmp_path):
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **how: answer)
+    answer = Breaks()
+    with pytest.raises(ValueError, match="not to be had: half of it"):
+        published.fetch(published.Set("y.jsonl", "x/y.jsonl", "", ""), tmp_path)
+    assert answer.closed
+
+
+def test_the_shape_of_a_model_of_a_hub_that_is_away_comes_later(flaky, waited):
+    """For a plan, too, that fetches its config.json alone."""
+    shape = plan.published("Qwen/Qwen2.5-0.5B")._replace(num_layers=3)
+    served, c = flaky(3), config.base()
+    body = json.dumps(hf_format.config_json(shape, "float32")).encode()
+    c.model.path, served["/me/tiny/resolve/main/config.json"] = "me/tiny", body
+    assert plan.network(c).num_layers == 3 and waited == [1, 5, 15]
 
 
 def test_the_tries_have_an_end_and_what_is_not_there_is_not_waited_for(

@@ -214,7 +214,7 @@ def test_setup_installs_once(checkout, tools, set_up):
     assert calls[1:] == [install(checkout)]
     done, calls = set_up()
     assert (done.returncode, done.stderr, len(calls)) == (0, "", 2)
-    for extra, more in (("test", ["[test]"]), ("tpu", ["[tpu]"]), ("", []), ("test", [])):
+    for extra, more in (("test,tpu", ["[test,tpu]"]), ("tpu", []), ("test,tpu", []), ("", [])):
         _, found = set_up(extra)  # those that are not yet there
         assert found == (calls := calls + [install(checkout, x) for x in more])
     with (checkout / "requirements.txt").open("a") as file:
@@ -280,8 +280,7 @@ def test_the_image_has_what_a_host_has():
     pins = (ROOT / "requirements.txt").read_text()
     pins = [Requirement(x) for x in re.findall("^(?:jax|libtpu)==.*", pins, re.M)]
     jax, libtpu = (str(x.specifier)[2:] for x in pins if x.marker.evaluate(here))
-    published = (ROOT / "docs/results/pods.md").read_text()
-    assert f"jax {jax}, libtpu {libtpu}." in published
+    assert f"jax {jax}, libtpu {libtpu}." in (ROOT / "docs/results/pods.md").read_text()
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv*", "runs"} <= {*ignored}
     for needed in ("launch/until_done.sh", "configs", "dapo_jax", "requirements.txt"):

@@ -212,8 +212,7 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
         functools.partial(np.testing.assert_allclose, rtol=2**-7), jax.device_get(found), rounded
     )
     run(adapted(0, init_from=str(whole_run), model__lora__rank=2), tmp_path / "next")
-    base = qwen2.base(arrays(tmp_path / "next", 0)["params"])
-    jax.tree.map(near, base, want)
+    jax.tree.map(near, qwen2.base(arrays(tmp_path / "next", 0)["params"]), want)
 
 
 def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
@@ -224,8 +223,7 @@ def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
     c = made["get_config"]()
     assert c.optim.lr == pytest.approx(10 * config.paper().optim.lr)
     validation.validate(c, 8)
-    shape = plan.network(c)
-    assert shape.lora == qwen2.Lora(32, 32.0, qwen2.LINEAR, "bfloat16")
+    assert plan.network(c).lora == qwen2.Lora(32, 32.0, qwen2.LINEAR, "bfloat16")
     table = re.findall(r"^\| `(model\.lora\.\w+)` \| (\S+) \|", page, re.M)
     fields = {k: str(f.default) for k, f in schema.SCHEMA.items() if k.startswith("model.lora.")}
     assert dict(table) == fields

@@ -27,8 +27,7 @@ def group(position, correct, lengths, answers, shadow):
     rows = [response(n, n == 9, position) for n in lengths]
     source = "b/c" if position == 1 else "a"
     right = np.array(correct)
-    score = np.where(right, 1.0, -1.0)
-    grades = Grades(score, right, answers, np.array(shadow), source=source)
+    grades = Grades(np.where(right, 1.0, -1.0), right, answers, np.array(shadow), source=source)
     return Group(position, [1, 2], rows, grades)
 
 

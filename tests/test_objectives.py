@@ -168,8 +168,7 @@ def test_without_std_by_the_batch_s_and_against_the_others():
     batch = group_normalize(REWARDS, Advantage(ddof=1, epsilon=1e-12, scale="batch"))
     np.testing.assert_allclose(batch, np.divide(centred, 0.5), rtol=1e-6)
     others = group_normalize(REWARDS, OTHERS)
-    want = np.divide([[2, -2, -2, 2], [1, 1, 1, -3]], 3)
-    np.testing.assert_allclose(others, want, rtol=1e-6)
+    np.testing.assert_allclose(others, np.divide([[2, -2, -2, 2], [1, 1, 1, -3]], 3), rtol=1e-6)
     counted = np.array([[True, True, False, True]])  # who is filtered is nobody's baseline
     got = group_normalize(np.array([[1.0, 0.0, 9.0, 0.0]]), OTHERS, counted)
     np.testing.assert_allclose(got, [[1.0, -0.5, 0.0, -0.5]])
@@ -211,8 +210,7 @@ def test_the_page_s_objectives_train(own):
     config.validate(c, 1)
     assert evaluate(f"{own}:reinforce", "batch_tokens")[0] == pytest.approx(REINFORCE, rel=1e-6)
     _, soft, _ = evaluate(f"{own}:soft_clip", "batch_tokens", clip_low=1.0, clip_high=100.0)
-    ratio = np.exp(np.subtract(NEW, OLD))
-    np.testing.assert_allclose(soft, -ratio * ADVANTAGE / 10, rtol=2e-6)
+    np.testing.assert_allclose(soft, -np.exp(np.subtract(NEW, OLD)) * ADVANTAGE / 10, rtol=2e-6)
     trainer = build.build_machine(c, 48, (0, 1), None).trainer
     sums = jax.eval_shape(trainer.update, *trainer.abstract(1, 8, 64))[-1]
     assert {"loss", "ratio_max"} <= sums.keys()

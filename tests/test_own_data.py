@@ -8,7 +8,7 @@ import hub
 import pytest
 from tables import cases, write_rows
 
-from dapo_jax import config
+from dapo_jax import build, config
 from dapo_jax.config import validation
 from dapo_jax.data import __main__ as data, integers, problems as P, prompts, published, rows
 from dapo_jax.data.references import any_answer
@@ -70,6 +70,18 @@ def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
     assert validation.missing(c) == []
     c.data.train = "nothere/a.jsonl"
     assert validation.missing(c) == ["config.data.train: nothere/a.jsonl: no such file or folder"]
+    (tmp_path / "lr=1").mkdir()
+    for name in ("lr=1/a.jsonl", "a,b.jsonl"):
+        (file := tmp_path / name).touch()
+    c.data.train = str(file)
+    line, *_ = validation.missing(c)
+    assert line.endswith(
+        "/a: no such file or folder (a comma begins another path: rename the one that has it)"
+    )
+    file = tmp_path / "lr=1" / "a.jsonl"
+    c.data.train, c.eval.files = "", f"{file}, b={file}"
+    assert validation.missing(c) == []
+    assert build.named_files(c.eval.files) == {"a": str(file), "b": str(file)}
 
 
 def test_prepare_fetches_checks_and_keeps(server, tmp_path, monkeypatch, capsys):

@@ -191,8 +191,7 @@ def test_pages_hold_tokens_and_are_read(platform, page_tokens, scan, quantized):
         new = kv[:, every, :, lengths + t].swapaxes(0, 1)[:, :, :, None]
         with pltpu.force_tpu_interpret_mode():
             pool, got = decode(rows, still, 1, pool, q[:, :, :1], *new)
-        want = expected(q[:, :, 0], *seen, lengths + t + 1)
-        assert_live_near(got[:, :, 0], want, active)
+        assert_live_near(got[:, :, 0], expected(q[:, :, 0], *seen, lengths + t + 1), active)
     keys, values, *scales = of_layer(g, pool, 1)
     assert keys.dtype == values.dtype == (jnp.int8 if quantized else jnp.float32)
     pages = (keys.swapaxes(-1, -2) if g.transposed else keys), values  # [K, N, P, d]

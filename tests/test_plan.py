@@ -11,8 +11,8 @@ from scripts import ROOT
 
 from dapo_jax import config, plan
 from dapo_jax.config import presets
-from dapo_jax.model import qwen2
-from dapo_jax.plan import constants, footprint, layouts, planner, report, shapes
+from dapo_jax.model import hf, qwen2
+from dapo_jax.plan import constants, footprint, layouts, planner, report
 from dapo_jax.pods import slices
 
 V5P, V6E = slices.parse("v5p-256"), slices.parse("v6e-256")
@@ -172,7 +172,7 @@ def test_absurd_sizes_are_said_at_once():
 
 def test_a_value_model_that_is_not_to_be_had_here_is_a_doubt(monkeypatch):
     """As the policy's own: the hosts may have it."""
-    monkeypatch.setattr(shapes.huggingface_hub, "hf_hub_download", Mock(side_effect=OSError))
+    monkeypatch.setattr(hf.huggingface_hub, "hf_hub_download", Mock(side_effect=OSError))
     c = big(critic__enabled=True, critic__init_from="somebody/reward")
     assert plan.check(c, V5P).startswith("somebody/reward: its config.json is")
 

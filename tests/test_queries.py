@@ -192,7 +192,7 @@ def test_whose_a_place_is():
 
 @pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize("pod", ["v5p-256", "v6e-128"])
+@pytest.mark.parametrize("pod", [pytest.param("v5p-256", marks=pytest.mark.nightly), "v6e-128"])
 def test_a_pass_of_four_queries_is_hardly_longer_than_one_of_one(pod):
     """A block of keys takes a fifth more bundles at most, and fewer than HBM takes to bring it."""
     c, pod = presets.dapo_math("32B"), slices.parse(pod)

@@ -215,11 +215,20 @@ def chained(error):
 @pytest.mark.parametrize(
     ("error", "passes"),
     [(ConnectionResetError(), True), (TimeoutError(), True), (Status(503), True),
-     (Status(429), True), (Status(404), False), (OSError("x"), False), (ValueError("x"), False),
+     (Status(408), True), (Status(429), True), (Status(404), False), (Status(409), False),
+     (Status(600), False), (OSError("x"), False), (ValueError("x"), False),
      (chained(ConnectionRefusedError()), True), (chained(KeyError("x")), False)],
 )  # fmt: skip
 def test_what_may_work_later(error, passes):
     assert waiting.temporary(error) is passes
+
+
+def test_what_is_no_grade_now_is_none_later():
+    given = functions.NoGrade("5")
+    assert functions.raised(problem(), given) == functions.Failed(
+        "5", "gave what is no grade", given, False
+    )
+    assert not functions.failed(problem(), "ended its process").temporary
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -21,7 +21,7 @@ FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant
     ("pod", "mesh", "cache"),
     [
         pytest.param("v5p:4x4x8", (16, 8), "model", marks=pytest.mark.nightly),  # CI: newest jax
-        ("v6e:16x16", (32, 8), "model"),
+        pytest.param("v6e:16x16", (32, 8), "model", marks=pytest.mark.nightly),
         ("v5p:4x4x8", (16, 8), "int8"),
     ],
 )

@@ -21,8 +21,7 @@ def oracle(compute, start, ceiling, exponent, midpoint):
 
 def noisy(seed, end=1e5, n=21, sd=0.01):
     compute = np.linspace(0, end, n)
-    noise = np.random.default_rng(seed).normal(0, sd, n)
-    return compute, oracle(compute, *TRUE) + noise
+    return compute, oracle(compute, *TRUE) + np.random.default_rng(seed).normal(0, sd, n)
 
 
 @pytest.mark.parametrize("run", PUBLISHED)
@@ -32,8 +31,7 @@ def test_the_published_curves_come_back(run):
     for estimate, want in zip(got[:4], (0.25, *PUBLISHED[run]), strict=True):
         assert estimate == pytest.approx((want,) * 3, rel=1e-5)
     np.testing.assert_allclose(got.curve(HOURS).value, score, atol=1e-8)
-    ends = [0.25, PUBLISHED[run][0]]
-    np.testing.assert_allclose(got.curve([0.0, 1e9]).value, ends, atol=1e-6)
+    np.testing.assert_allclose(got.curve([0.0, 1e9]).value, [0.25, PUBLISHED[run][0]], atol=1e-6)
 
 
 def test_the_unit_of_compute_changes_the_midpoint_alone():

@@ -229,21 +229,21 @@ def test_the_three_readings_of_overlong_filtering(reading):
 
 
 @pytest.mark.slow
-def test_eight_devices_sample_the_same_tokens_and_learn_the_same(tmp_path, shell):
+@pytest.mark.parametrize("other", ["eight", pytest.param("gpus", marks=pytest.mark.nightly)])
+def test_eight_devices_sample_the_same_tokens_and_learn_the_same(other, tmp_path, shell):
     """In processes of their own, compiled at XLA's own level; also on configs/gpus.py:8's mesh."""
     laid = runpy.run_path(ROOT / "configs" / "gpus.py")["get_config"]("8").mesh.to_dict()
     meshes = {"one": dict(fsdp=1, tensor=1), "eight": dict(fsdp=4, tensor=2), "gpus": laid}
     (tmp_path / "base.py").write_text("from dapo_jax.config import base as get_config")
-    for name, mesh in meshes.items():
-        fields = config.leaves(small(3)) | {f"mesh.{axis}": n for axis, n in mesh.items()}
+    for name in (names := ("one", other)):
+        fields = config.leaves(small(3)) | {f"mesh.{axis}": n for axis, n in meshes[name].items()}
         flags = [f"--config.{field}={value}" for field, value in fields.items()]
         flags += [f"--config={tmp_path}/base.py", f"--workdir={tmp_path / name}"]
         env = {"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": str(1 if name == "one" else 8)}
         done = shell.python(ROOT / "tests" / "stubbed_train.py", *flags, **env)
         assert done.returncode == 0, done.stdout + done.stderr
     for step in (1, 2, 3):
-        for rows in zip(*(rollouts(tmp_path / name, step) for name in meshes), strict=True):
+        for rows in zip(*(rollouts(tmp_path / name, step) for name in names), strict=True):
             assert len({(row["position"], row["response"]) for row in rows}) == 1
-    one, *others = (arrays(tmp_path / name, 3)["params"] for name in meshes)
-    for other in others:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
+    one, many = (arrays(tmp_path / name, 3)["params"] for name in names)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, many)

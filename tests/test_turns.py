@@ -37,7 +37,7 @@ from dapo_jax.log import metrics
 from dapo_jax.reward import grading
 from dapo_jax.reward.functions import Failed
 from dapo_jax.reward.tools import Reply
-from dapo_jax.rollout.engine import Draw, Request, Store
+from dapo_jax.rollout.engine import Draw, Part, Request, Response, Store
 from dapo_jax.variants import choose, objectives, turns
 
 # --- The loss ------------------------------------------------------------------------------------
@@ -310,11 +310,65 @@ def test_a_tool_that_fails_is_a_line(answers, turn):
     assert isinstance(failed, Failed) and failed.why in line
 
 
+# By day what hangs, what ends itself and what is stopped.
+BY_DAY = ("time.sleep(60)", "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)")
+of_day = lambda turn: [pytest.mark.nightly] * (turn not in BY_DAY)
+
+
 @pytest.mark.slow
-def test_a_tool_that_hangs_or_kills_is_ended(answers):
-    for turn, why in KILLED.items():
-        assert why in answers(turn, "miss", 1).cause
-        assert answers("Reply('fine')", "miss", 1) == Reply("fine")
+@pytest.mark.parametrize("turn", [pytest.param(turn, marks=of_day(turn)) for turn in KILLED])
+def test_a_tool_that_hangs_or_kills_is_ended(answers, turn):
+    assert KILLED[turn] in answers(turn, "miss", 1).cause
+    assert answers("Reply('fine')", "miss", 1) == Reply("fine")
+
+
+def test_metrics_by_hand():
+    """Two replies, of two tokens and of one, in one of two rows; the other row's failed."""
+    of = lambda logps, **how: Response(np.arange(len(logps)), np.array(logps), None, False, **how)
+    replied = of([-1, -1, np.inf, np.inf, -1, np.inf, -1])
+    rows = [replied, of([-1.0] * 3, grade=Failed("why", "cause"))]
+    found = turns.metrics(SimpleNamespace(drawn=[SimpleNamespace(responses=rows)]))
+    assert found == {
+        "turns/mean": 2, "turns/replied_frac": 0.5, "turns/reply_tokens": 1.5, "turns/errors": 1
+    }  # fmt: skip
+    assert turns.metrics(SimpleNamespace(drawn=[])) == {}
+
+
+def test_a_reply_joins_its_row_as_tokens_that_were_not_drawn():
+    row, one = turns.Row(Request([1], 0, 0), 0), np.ones(1, np.float32)
+    turn = Part(0, 0, np.array([9], np.int32), -one, one, True)
+    row.add(turn)
+    request, part = row.reply(Reply("x"), [5, 6], turn)
+    assert list(request.prefix) == part.tokens.tolist() == [9, 5, 6] and not part.ended
+    assert part.logps.tolist() == [-1, np.inf, np.inf] and part.entropies.tolist() == [1, 0, 0]
+    response = row.response((6,))
+    assert (response.length, response.truncated) == (1, False)
+    assert response.logps.tolist() == part.logps.tolist()
+    assert response.entropies.tolist() == [1, 0, 0] and row.turn == []
+
+
+class Kept(Store):
+    def __init__(self):
+        self.said = {}
+        self.recall, self.keep = self.said.get, self.said.update
+
+
+def test_what_fails_loses_no_other_reply():
+    """Where it ends the run, the next start asks for that one alone."""
+    asked, problem = [], Problem("7", (("user", "?"),), "3", "source", {})
+
+    def reply(problem, transcript):
+        asked.append(transcript[0][1])
+        return Reply(str(1 / int(asked[-1])))
+
+    waited, judge = [], grading.Judge(None, reply=reply)
+    asker = turns.Asker(judge, lambda at: problem, Kept(), waited)
+    rows = [turns.Row(Request([1], 0, i), i) for i in range(3)]
+    ask = lambda said: asker.ask(Draw(0), rows, [(("assistant", text),) for text in said])
+    with pytest.raises(ValueError, match="division by zero"):
+        ask("102")
+    assert ask("142") == [Reply("1.0"), Reply("0.25"), Reply("0.5")]
+    assert asked == ["1", "0", "2", "4"] and len(waited) == 1 and 0 <= waited[0] < 60
 
 
 def test_what_is_right_comes_back_as_it_was(answers):

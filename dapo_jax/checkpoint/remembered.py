@@ -55,8 +55,7 @@ class Responses(engine.Store):
         def key(request: Request) -> bytes:
             prefix = np.array(request.prefix, np.int32).tobytes()
             of_prompt = hash_of(tuple(request.prompt), request.draw or draw)
-            parts = (of_prompt, repr(request[1:5]).encode(), prefix)
-            return self._journal.key(*parts)
+            return self._journal.key(of_prompt, repr(request[1:5]).encode(), prefix)
 
         return [key(request) for request in requests]
 

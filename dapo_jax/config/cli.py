@@ -19,6 +19,7 @@ from absl import app, flags, logging
 import dapo_jax
 from dapo_jax import gate
 from dapo_jax.config import schema
+from dapo_jax.data import rows
 from dapo_jax.gate import Parser, fail  # noqa: F401
 
 FILE = flags.DEFINE_string(
@@ -196,8 +197,8 @@ def overrides(given: Sequence[tuple[str, str | None]], bad: list[str]) -> dict[s
 
 def expand(paths: str) -> str:
     """Expand `~` at the start of each path in 'name=path,path' (bash does not, after a =)."""
-    entries = (entry.rpartition("=") for entry in paths.split(","))
-    return ",".join(name + equals + os.path.expanduser(path) for name, equals, path in entries)
+    entries = map(rows.entry, paths.split(","))
+    return ",".join(name + "=" * bool(name) + os.path.expanduser(path) for name, path in entries)
 
 
 def _help(arguments: Sequence[str]) -> list[str]:

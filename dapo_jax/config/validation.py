@@ -74,15 +74,17 @@ def missing(config: Config) -> list[str]:
     fields, bad = leaves(config), []
     for name in (*_LISTS, "tokenizer.path", "tokenizer.chat_template", *_MODELS):
         entries = fields[name].split(",") if name in _LISTS else [fields[name]]
+        whole = os.path.exists(os.path.expanduser(rows.entry(fields[name])[1]))
         for entry in entries:
-            path = (entry.rpartition("=")[2] if name == "eval.files" else entry).strip()
+            path = (rows.entry(entry)[1] if name == "eval.files" else entry).strip()
             # A model may lie in a bucket, or be AUTHOR/MODEL of the hub.
             local = path.startswith(("/", ".", "~")) or path.count("/") > 1
             several = glob.has_magic(path) or hub.named(path, rows.SUFFIXES)  # the reader looks
             elsewhere = name in _LISTS and (several or path.startswith(environments.PREFIX))
             elsewhere |= name in _MODELS and ("://" in path or not local)
             if path and not elsewhere and not os.path.exists(os.path.expanduser(path)):
-                bad.append(f"config.{name}: {path}: no such file or folder")
+                why = " (a comma begins another path: rename the one that has it)" * whole
+                bad.append(f"config.{name}: {path}: no such file or folder{why}")
     return bad
 
 

@@ -101,8 +101,7 @@ def run(args: argparse.Namespace) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    about = __doc__.split("\n")[0]
-    cli = gate.Parser(prog="python -m dapo_jax.data", description=about)
+    cli = gate.Parser(prog="python -m dapo_jax.data", description=__doc__.split("\n")[0])
     commands = cli.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("prepare", help="fetch published sets and check their SHA-256")
     fetch.add_argument("names", nargs="*", metavar="NAME")

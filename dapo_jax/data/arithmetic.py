@@ -127,8 +127,7 @@ def _walks(rng, n: int, k: int, split: str) -> np.ndarray:
 def _move(rng, value: np.ndarray) -> np.ndarray:
     """The results of one legal operation on each value, evenly drawn; never the value itself."""
     low = -np.minimum(value, MAX_OPERAND)
-    high = np.minimum(MAX_VALUE - value, MAX_OPERAND)
-    step = low + rng.integers(high - low)
+    step = low + rng.integers(np.minimum(MAX_VALUE - value, MAX_OPERAND) - low)
     return value + step + (step >= 0)  # steps from 0 on move up by one: 0 is no operation
 
 

@@ -82,8 +82,13 @@ def fetch(pinned: Set, folder: Path) -> tuple[Path, bool]:
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == pinned.sha256:
         return path, True
     url = f"{os.environ.get('DAPO_JAX_DATA_HOST') or HOST}/{pinned.source}"
+
+    def get() -> bytes:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.read()
+
     with gate.reading(url, what="not to be had"):
-        data = gate.download(url, lambda: urllib.request.urlopen(url, timeout=60).read())
+        data = gate.download(url, get)
     if (found := hashlib.sha256(data).hexdigest()) != pinned.sha256:
         raise ValueError(f"{url}: is another file: SHA-256 {found}, not {pinned.sha256}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,12 @@ def require_text(field: str, value: object, text: str) -> None:
         raise BadRow(field, value, "holds half of a surrogate pair, which is not text") from e
 
 
+def entry(text: str) -> tuple[str, str]:
+    """(name, path) of NAME=PATH, else ("", path): behind a slash an = is the path's own."""
+    name, equals, path = text.partition("=")
+    return (name, path) if equals and "/" not in name else ("", text)
+
+
 def find(name: str | Path) -> list[Path]:
     """The files that a name stands for. ValueError: no file matches the pattern; as `hub.fetch`."""
     name = str(name)

@@ -195,8 +195,7 @@ def _tried_out(file: Path, chat_template: str, seconds: int) -> None:
                 made.decode(made.encode(text), skip)
         made.decode(range(200))
         if made.template:
-            at = _template(file.parent, chat_template)[0]
-            print(f"{at}: chat template", flush=True)
+            print(f"{_template(file.parent, chat_template)[0]}: chat template", flush=True)
             made.encode(made.render_chat([("user", "What is 6 * 7?")]))
     except (ValueError, MemoryError) as error:  # errors of a file name it already
         said = gate.describe(error)

@@ -42,8 +42,7 @@ class Scores(NamedTuple):
         return [majority(c, a) for c, a in zip(self.value_PxK, self.answers, strict=True)]
 
     def pass_P(self, k: int) -> list[float]:
-        n = self.value_PxK.shape[1]
-        return [pass_at_k(n, int(c), k) for c in self.value_PxK.sum(1)]
+        return [pass_at_k(self.value_PxK.shape[1], int(c), k) for c in self.value_PxK.sum(1)]
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -25,8 +25,7 @@ def main() -> None:
     elif study not in STUDIES:
         sys.exit(f"error: no study {study!r}\n{USAGE}")
     else:
-        module = f"dapo_jax.lab.{STUDIES[study][0]}"
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        runpy.run_module(f"dapo_jax.lab.{STUDIES[study][0]}", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

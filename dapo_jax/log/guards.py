@@ -69,8 +69,7 @@ def recall(records: Iterable[dict]) -> History:
     """The history of the records of metrics.jsonl, for a resumed run. A collective: all processes
     take that of process 0, which may be the only one with the file."""
     steps = (r for r in records if r["step"] > 0)  # 0: the evaluation before the first
-    history = functools.reduce(remember, steps, History([], []))
-    return History(*parallel.gather_json(history)[0])
+    return History(*parallel.gather_json(functools.reduce(remember, steps, History([], [])))[0])
 
 
 class Bound(NamedTuple):

@@ -116,8 +116,7 @@ def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray, length_NxG
         "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
     }
     if grades[0].shadow_G is not None:
-        shadow = np.mean([g.shadow_G for g in grades])
-        log["sampling/shadow_gain"] = shadow - right_NxG.mean()
+        log["sampling/shadow_gain"] = np.mean([g.shadow_G for g in grades]) - right_NxG.mean()
     if right_NxG.any():
         log["response/length_correct"] = length_NxG[right_NxG].mean()
     if not right_NxG.all():

@@ -73,8 +73,7 @@ class Board:
 
     def _write(self, step: int, points: Sequence[Summary.Value]) -> None:
         wall = self._wall.get(step, time.time())  # records of older versions have none
-        event = Event(step=step, wall_time=wall, summary=Summary(value=points))
-        self._writer.write_event(event)
+        self._writer.write_event(Event(step=step, wall_time=wall, summary=Summary(value=points)))
 
     def flush(self) -> None:
         self._writer.flush()

@@ -49,8 +49,7 @@ class Trackers:
         path, run_name = workdir / "trackers.json", pathlib.PurePath(name).name
         ids, fields = {}, schema.leaves(config)
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-            saved = json.loads(path.read_text()).items()
-            ids = {k: v for k, v in saved if isinstance(v, str)}
+            ids = {k: v for k, v in json.loads(path.read_text()).items() if isinstance(v, str)}
         clients = (("wandb", config.log.wandb, _wandb), ("mlflow", config.log.mlflow, _mlflow))
         for service, project, connect in clients:
             if project:

@@ -57,6 +57,13 @@ def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
         raise ValueError(f"{none}; pass the directory that holds its config.json") from e
 
 
+@functools.cache
+def config_file(name: str) -> Path:
+    """config.json of a model of the hub, fetched once: a plan's search reads it for every mesh."""
+    get = lambda: huggingface_hub.hf_hub_download(name, "config.json")
+    return Path(gate.download(name, get))
+
+
 def _fetched(name: str, wanted: Sequence[str]) -> Path:
     """A copy of a bucket's directory, for as long as this process lives."""
     here = Path(tempfile.mkdtemp(prefix="dapo_jax-"))

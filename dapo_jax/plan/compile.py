@@ -100,8 +100,7 @@ def program(name: str, call: Call, kept: dict[str, int], m: build.Machine) -> di
         seconds = time.perf_counter() - started
         return out | {"refused": said, "total": _total(said, resident), "seconds": seconds}
     memory = topology.memory(compiled)
-    used = -(-m.layout.max_items // m.layout.micro_rows)
-    trips = used if call.per == "micro-batch" else 1
+    trips = -(-m.layout.max_items // m.layout.micro_rows) if call.per == "micro-batch" else 1
     moved = hlo.collectives(compiled.as_text())
     return out | {
         **memory._asdict(),

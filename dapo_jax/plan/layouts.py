@@ -142,7 +142,6 @@ def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) 
     def rank(x: Choice):
         """Within 2% of each other: micro-batches that keep a device busy, then smaller ones."""
         tokens = x.micro_rows * validation.row_tokens(config) // (x.mesh["data"] * x.mesh["fsdp"])
-        near = round(math.log(x.step) / 0.02)
-        return near, -min(tokens, 16384), x.micro_rows, x.mesh["data"]
+        return round(math.log(x.step) / 0.02), -min(tokens, 16384), x.micro_rows, x.mesh["data"]
 
     return sorted(found, key=rank)

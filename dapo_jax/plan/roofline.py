@@ -40,8 +40,7 @@ class Scene:
         self.pod, self.shape = pod, shape  # whole
         # The sampler.
         chunk = min(rollout.chunk, rollout.max_response_tokens)
-        rows = -(-rollout.prefill_prompts // g.shards)
-        held = g.pages, g.page_tokens, rows, pod.slices == 1
+        held = g.pages, g.page_tokens, -(-rollout.prefill_prompts // g.shards), pod.slices == 1
         self.sizes = Sizes(rollout.slots, g.shards, chunk, *held)
         self.prefill_tokens = min(rollout.prefill_tokens, -(-row // 8) * 8)  # of a prompt in a call
         self.kv_heads = -(-shape.num_kv_heads // parts("kv_heads", decode, sizes))

@@ -1,10 +1,7 @@
 """Shapes of the models that a config names: no weights are read or fetched."""
 
-import functools
 import pathlib
 import re
-
-import huggingface_hub
 
 from dapo_jax.model import hf, qwen2
 
@@ -54,11 +51,7 @@ def read_network(config, path: str) -> qwen2.Shape:
     if shape := published(path, **choices):
         return shape
     try:
-        file = _config_file(path)
+        file = hf.config_file(path)
     except Exception as e:  # as in hf.resolve
         raise ValueError(f"{path}: its config.json is not to be had ({type(e).__name__})") from e
-    return hf.read_shape(pathlib.Path(file).parent, **choices)
-
-
-# Fetched once: a search reads it for every mesh.
-_config_file = functools.cache(lambda path: huggingface_hub.hf_hub_download(path, "config.json"))
+    return hf.read_shape(file.parent, **choices)

@@ -176,5 +176,4 @@ def _blocks(name: str, grid: tuple[int, ...]) -> int:
         return math.prod(grid)
     # Causal: (..., heads, queries, keys), and (..., keys, heads, queries) in the dK, dV kernel.
     q, k = (grid[-1], grid[-3]) if "dkv" in name else grid[-2:]
-    live = sum(-(-(i + 1) * k // q) for i in range(q))
-    return math.prod(grid) // (q * k) * live
+    return math.prod(grid) // (q * k) * sum(-(-(i + 1) * k // q) for i in range(q))

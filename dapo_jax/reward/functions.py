@@ -113,8 +113,7 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         score, name = score_of(what), name or what.rpartition(":")[2]
         files[environments.file(what)] = None
     else:
-        known = (*answers.MODES, "format")
-        score = gate.function(f"config.reward.{field}:", what, files, known)
+        score = gate.function(f"config.reward.{field}:", what, files, (*answers.MODES, "format"))
         score = forms.of(score, f"config.reward.{field}:")
         what = what.rpartition(":")[2]
     return Part(name or what, weight, forms.of(score))

@@ -114,8 +114,7 @@ class Engine:
     def require_memory(self, params, limit: int) -> None:
         """Raise ValueError if weights and cache alone exceed `limit` bytes per device, and say what
         would not. params: anything with the shapes of the model's weights."""
-        arguments = self.calls(params).prefill.arguments
-        weights, pool = map(parallel.bytes_on_device, arguments[:2])
+        weights, pool = map(parallel.bytes_on_device, self.calls(params).prefill.arguments[:2])
         if weights + pool <= limit:
             return
         gib = lambda n: f"{n / 2**30:.3g} GiB"

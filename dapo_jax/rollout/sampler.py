@@ -76,8 +76,7 @@ def _decode(shape, kernel, g, steps, stop_ids, near, mode, params, pool, slots, 
     def step(carry):
         i, pool, token_S, position_S, out = carry
         active_S = out.active_S
-        rows = paged.CacheRows(slots.table_SxR, position_S, active_S)
-        attend = paged.decode_attend(g, rows)
+        attend = paged.decode_attend(g, paged.CacheRows(slots.table_SxR, position_S, active_S))
         x_Sx1xD, pool = model.cached(token_S[:, None], position_S[:, None], pool, attend, layers)
         logits_SxV = logits(x_Sx1xD, active_S)
         emitted_S = slots.emitted_S + out.count_S
@@ -138,8 +137,7 @@ def programs(
         traced.__name__ = name  # what profiles and compile logs call it
         return traced
 
-    options = parallel.compiler_options(mesh)
-    jit = functools.partial(jax.jit, compiler_options=options)
+    jit = functools.partial(jax.jit, compiler_options=parallel.compiler_options(mesh))
 
     def decode(mode):
         f = functools.partial(_decode, shape, kernel, g, chunk, stop_ids, near, mode)

@@ -27,8 +27,7 @@ def decode_weights(
     stacked = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
     layer = jax.tree.map(lambda s: NamedSharding(mesh, P(*s.spec[1:])), stacked["blocks"])
     join, of_layer = joined.choose(shape, mesh, layer)
-    apart = stacked | {"blocks": [of_layer] * shape.num_layers}
-    layout = stacked if shape.scan_layers else apart
+    layout = stacked if shape.scan_layers else stacked | {"blocks": [of_layer] * shape.num_layers}
 
     def convert(params):
         params = qwen2.merge(trained, params, dtype)

@@ -86,8 +86,7 @@ OBJECTIVES = {
 
 def _kept(weight, ratio, c):
     """`weight` where the ratio is within its bounds, else 0, which stays in every denominator."""
-    inside = (ratio >= c.importance_floor) & (ratio <= c.importance_cap)
-    return jnp.where(inside, weight, 0.0)
+    return jnp.where((ratio >= c.importance_floor) & (ratio <= c.importance_cap), weight, 0.0)
 
 
 def token_mask(old_logp, sampled_logp, c, per_response):

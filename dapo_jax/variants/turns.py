@@ -132,10 +132,14 @@ class Asker(NamedTuple):
             limits = judge.settings.concurrency, judge.settings.timeout_s
             here = lambda: asking.replies(judge.reply, jobs, *limits)
             said = judge.pool.grade(jobs) if judge.pool else here()
-            asking.bear(judge, said)
             new = [json.dumps(_plain(x)) for x in said]
+            answered = dict(zip((names[i] for i in missing), new, strict=True))
+            for i, x in zip(missing, said, strict=True):
+                if isinstance(x, Failed) and judge.miss is None:  # it ends the run: asked again
+                    del answered[names[i]]
             # Before anybody uses one of them: what was used is never asked again.
-            self.store.keep({names[i]: x.encode() for i, x in zip(missing, new, strict=True)})
+            self.store.keep({name: x.encode() for name, x in answered.items()})
+            asking.bear(judge, said)
             return new
 
         if missing:

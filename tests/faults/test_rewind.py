@@ -48,8 +48,7 @@ def test_a_branch_is_safe_from_what_the_other_run_does(whole, server, tmp_path):
     server.run(tmp_path / "run", *command, faults=["killed=2"], code=-signal.SIGKILL)
     assert harness.newest(tmp_path / "run") == 10
     shutil.rmtree(tmp_path / "origin")
-    said = server.run(tmp_path / "run", *command)
-    assert "a branch" not in said
+    assert "a branch" not in server.run(tmp_path / "run", *command)
     assert_same_from(whole, tmp_path / "run", 10)
 
 

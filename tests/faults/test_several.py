@@ -98,7 +98,7 @@ def test_two_then_four_processes_do_what_one_does(run, tmp_path):
 def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server, tmp_path):
     """Then both are killed. What was drawn since the last checkpoint is read back, on both. To
     process 0: below, behind a pause."""
-    length = ("--config.steps=20", "--config.checkpoint.every=0")
+    length = ("--config.steps=12", "--config.checkpoint.every=0")
     run("whole", 2, *length)
     workdir = tmp_path / "run"
     for asked in (1, None):
@@ -117,7 +117,7 @@ def test_sigterm_to_one_process_ends_both_and_the_same_bits_come_out(run, server
     first, _ = run("run", 2, *length)
     assert re.search(r"step \d+: \d+ responses or grades are there already", first)
     assert harness.records(workdir) == harness.records(tmp_path / "whole")
-    a, b = harness.weights(workdir, 20), harness.weights(tmp_path / "whole", 20)
+    a, b = harness.weights(workdir, 12), harness.weights(tmp_path / "whole", 12)
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
@@ -192,8 +192,7 @@ def test_a_pause_within_the_limit_and_a_second_process_of_a_number_do_no_harm(
     time.sleep(12)
     running[1].send_signal(signal.SIGCONT)
     for index in (1, 0):
-        second = server.start(tmp_path / "run", *SHORT, *meet(port, 2, index))
-        (text,) = said([second], 1)
+        (text,) = said([server.start(tmp_path / "run", *SHORT, *meet(port, 2, index))], 1)
         assert f"error: --process_id={index}: this machine has that process" in text
         assert f"(process {running[index].pid} on " in text and "Traceback" not in text
     assert all(process.wait_for("rollout", 3) for process in running)
@@ -274,8 +273,7 @@ def counted(run, hub, tmp_path):  # noqa: F811
 def sizes(hub) -> tuple[int, int]:  # noqa: F811
     """Bytes of the model's weights, and of the other files."""
     bytes_of = {p.name: p.stat().st_size for p in (hub / "org/tiny").iterdir()}
-    weights = bytes_of.pop("model.safetensors")
-    return weights, sum(bytes_of.values())
+    return bytes_of.pop("model.safetensors"), sum(bytes_of.values())
 
 
 def test_four_processes_read_the_weights_once_and_compile_each_program_once(

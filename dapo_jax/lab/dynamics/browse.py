@@ -5,6 +5,7 @@ What a model writes is hostile text: it is escaped, nothing in it can become mar
 and characters that would not show (or would reverse a line) appear as their codes.
 """
 
+import functools
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -183,14 +184,20 @@ def spans(s: Sample) -> list[tuple[str, float, str]]:
     return [x if own else (x[0], -1.0, REPLY) for x, own in zip(found, drawn, strict=True)]
 
 
-def html(macro: str, *arguments) -> str:
-    """HTML by a macro of pages.html, to be shown in a notebook or written to a file."""
+@functools.cache
+def _macros():
+    """pages.html, compiled once."""
     loader = jinja2.PackageLoader("dapo_jax.lab.dynamics", "")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     environment.filters |= {"visible": visible, "shade": shade, "about": about, "spans": spans}
     marks = [HOT * i / 4 for i in range(5)]
     environment.globals |= {"colors": COLORS, "marks": marks, "reply": REPLY}
-    return str(getattr(environment.get_template("pages.html").module, macro)(*arguments))
+    return environment.get_template("pages.html").module
+
+
+def html(macro: str, *arguments) -> str:
+    """HTML by a macro of pages.html, to be shown in a notebook or written to a file."""
+    return str(getattr(_macros(), macro)(*arguments))
 
 
 def page(samples: Iterable[Sample], title: str = "") -> str:

@@ -70,8 +70,7 @@ def lines(
                 shown, of = instead(runs, run, tag) if alone else (tag, run.of.get(tag, ""))
                 if shown in run.series:
                     name = ", ".join(filter(None, (run.name, what))) + (f" ({of})" if of else "")
-                    dash = ink.DASHES[i % len(ink.DASHES)]
-                    _line(ax, run, shown, name, color, dash, x, window)
+                    _line(ax, run, shown, name, color, ink.DASHES[i % len(ink.DASHES)], x, window)
         names = {*ax.get_legend_handles_labels()[1]}
         finish(ax, panel.title, panel.label, x, legend=not names <= told)  # each name once
         told |= names

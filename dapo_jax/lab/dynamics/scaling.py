@@ -91,5 +91,4 @@ def fit(compute, score, *, skip: float = 0.0) -> Fit:
     ends = np.stack([best, best - half, best + half])
     ends[2, 1] = min(ends[2, 1], MOST)
     ends[:, 2:] = np.exp(ends[:, 2:])
-    estimates = [Estimate(*map(float, column)) for column in ends.T]
-    return Fit(*estimates, best, cov, float(quantile))
+    return Fit(*[Estimate(*map(float, column)) for column in ends.T], best, cov, float(quantile))

@@ -111,11 +111,9 @@ def look(
     seen = jax.device_get(_distributions(shape, params, padded, len(ids), temperature, most))
     piece = lambda i: loaded.tokenizer.decode([int(i)], skip_special=False)
     before = slice(len(prompt) - 1, len(ids) - 1)  # the place before a token predicts it
-    out = []
-    for i, logp, nats, *best in zip(response, *(x[before] for x in seen), strict=True):
-        others = [(piece(j), math.exp(p)) for j, p in zip(*best, strict=True)]
-        out.append(Token(piece(i), float(logp), float(nats), others))
-    return out
+    others = lambda best: [(piece(j), math.exp(p)) for j, p in zip(*best, strict=True)]
+    found = zip(response, *(x[before] for x in seen), strict=True)
+    return [Token(piece(i), float(p), float(nats), others(best)) for i, p, nats, *best in found]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
