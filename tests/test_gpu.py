@@ -81,14 +81,13 @@ def test_cudnn_and_triton_and_their_gradients(d, chunk):
 def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quantized):
     """In float32 of the same numbers; a row by one program or several."""
     g, q, pool, rows = case_of_triton(page, d, quantized, dtype)
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
-    by_shares = jax.jit(paged_triton.attend, static_argnums=6)
+    by_shares = jax.jit(paged_triton.attend, static_argnums=5)
     whole = [x if x.dtype == jnp.int8 else x.astype(jnp.float32) for x in pool]
     with jax.default_matmul_precision("highest"):
         read = jax.jit(functools.partial(paged._read_pages, g))
         want = read(q.astype(jnp.float32), whole, 1, rows, paged._plan(rows, page))
     for count in (1, 3, 8):
-        got = by_shares(q, pool, g.pages, rows.table_SxR, length_S, None, count)
+        got = by_shares(q, pool, g.pages, rows, None, count)
         np.testing.assert_allclose(got, want, atol=tolerance)
     assert np.abs(np.delete(want, 3, 0)).max() > 0.1
 

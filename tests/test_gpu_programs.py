@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from benchmarks import gpu_roofline
 from dapo_jax import config, parallel, plan
 from dapo_jax.dapo import update
-from dapo_jax.model import learner, packed_triton, paged_triton, qwen2
+from dapo_jax.model import learner, packed_triton, paged, paged_triton, qwen2
 from dapo_jax.rollout.engine import Engine
 from dapo_jax.rollout.settings import Rollout
 
@@ -122,11 +122,9 @@ def test_the_kernel_counts_a_large_pool_in_64_bits(monkeypatch):
         N = numbers // (2 * page)
         pages = [array((2, N, *size), dtype) for size in ((64, 128), (128, 64))]
         pages += [array((2, N, 2, 128), jnp.float32)] * (dtype == jnp.int8)
-        q, rows = (
-            array((16, 14, 64), jnp.bfloat16),
-            (array(n, jnp.int32) for n in ((16, 18), (16,))),
-        )
-        lowered(parallel.Call(jax.jit(paged_triton.attend), (q, pages, 0, *rows)))
+        q, table = array((16, 14, 64), jnp.bfloat16), array((16, 18), jnp.int32)
+        rows = paged.CacheRows(table, array((16,), jnp.int32), array((16,), jnp.bool_))
+        lowered(parallel.Call(jax.jit(paged_triton.attend), (q, pages, 0, rows)))
         return "tensor<64x128xi64>" in texts.pop()
 
     for dtype, most in ((jnp.bfloat16, 2**31), (jnp.int8, 2**32)):

@@ -48,9 +48,8 @@ def random_pages(g, position_S, active_S, dtype="float32"):
 
 def by_triton(g, q, pages, rows, count=0):
     """Layer 1 of 2, by `count` programs a row and head, interpreted."""
-    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
-    read = jax.jit(paged_triton.attend, static_argnums=6, compiler_options=typed.OPTIONS)
-    return read(q, pages, g.pages, rows.table_SxR, length_S, None, count)
+    read = jax.jit(paged_triton.attend, static_argnums=5, compiler_options=typed.OPTIONS)
+    return read(q, pages, g.pages, rows, None, count)
 
 
 def whole_rows(g, pages, rows):

@@ -75,6 +75,5 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> list[Group]:
     for i, (position, prompt, right_G, score_G) in enumerate(zip(*columns, strict=True)):
         known = None if (right_G < 0).any() else right_G.astype(bool)
         grades = None if (right_G == -2).any() else Grades(score_G, known)
-        mine = responses[i * G : (i + 1) * G]
-        groups.append(Group(int(position), prompt.tolist(), mine, grades))
+        groups.append(Group(int(position), prompt.tolist(), responses[i * G : (i + 1) * G], grades))
     return groups

@@ -203,8 +203,7 @@ def expand(paths: str) -> str:
 
 def _help(arguments: Sequence[str]) -> list[str]:
     """Lines of --help: the module's docstring with its example, and its flags."""
-    program = sys.modules["__main__"]
-    lines = [(program.__doc__ or "").strip(), "", "flags:"]
+    lines = [(sys.modules["__main__"].__doc__ or "").strip(), "", "flags:"]
     for module, own in sorted(flags.FLAGS.flags_by_module_dict().items()):
         if module.startswith("dapo_jax.") or module == sys.argv[0]:
             for flag in own:

@@ -29,8 +29,7 @@ def group_normalize(
     if settings.leave_one_out:
         gap = gap * n_Nx1 / np.maximum(n_Nx1 - 1, 1)
     divisor_Nx1 = 1.0 if settings.scale == "none" else std_Nx1 + settings.epsilon
-    advantage = np.where(flat_Nx1, 0.0, gap / np.where(flat_Nx1, 1.0, divisor_Nx1))
-    return advantage.astype(np.float32)
+    return np.where(flat_Nx1, 0.0, gap / np.where(flat_Nx1, 1.0, divisor_Nx1)).astype(np.float32)
 
 
 def whiten(advantage_NxG: np.ndarray, tokens_NxG: np.ndarray, settings: Advantage) -> np.ndarray:

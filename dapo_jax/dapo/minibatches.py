@@ -81,8 +81,7 @@ def update_policy(
     def log_probs(params, b: update.Batch):
         nonlocal running
         machine.watch.between(running)
-        running = machine.trainer.log_probs(params, b.rows, b.micro_batches, knobs.temperature)
-        return running
+        return machine.trainer.log_probs(params, b.rows, b.micro_batches, knobs.temperature)
 
     def with_log_probs(b: update.Batch) -> update.Batch:
         """By the models before the first update."""

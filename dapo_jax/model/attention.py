@@ -62,8 +62,7 @@ def in_query_chunks(
 
     def split(x, axis):  # [..., T, ...] -> [steps, ..., chunk, ...]
         x = jnp.pad(x, [(0, pad * (i == axis)) for i in range(x.ndim)])
-        x = x.reshape(*x.shape[:axis], -1, chunk, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 0)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, chunk, *x.shape[axis + 1 :]), axis, 0)
 
     # Remat: the backward pass makes one chunk's scores again instead of keeping all of them.
     step = jax.checkpoint(lambda args: masked(*args))

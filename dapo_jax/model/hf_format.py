@@ -135,8 +135,7 @@ def _yarn(where: str, config: dict, rope: dict) -> Yarn:
     common = {"type", "rope_type", "rope_theta", "partial_rotary_factor"}
     if unknown := sorted(set(said) - _YARN - common):
         raise ValueError(f"{where}: {unknown[0]} is not supported, only {', '.join(sorted(_YARN))}")
-    context = config.get("max_position_embeddings")
-    said = {"original_max_position_embeddings": context} | said
+    said = {"original_max_position_embeddings": config.get("max_position_embeddings")} | said
     factor = _number(where, said, "factor")
     default = {"attention_factor": 0.1 * math.log(factor) + 1, "beta_fast": 32.0, "beta_slow": 1.0}
     names = ("original_max_position_embeddings", *default)

@@ -243,8 +243,8 @@ def _write_and_read(g: Geometry, layer, pages, heads, rows: CacheRows, plan):
     """The same by the kernel, which also rotates q and k."""
     pages = _flat(pages, g)
     if g.reader == "triton":
-        given = jnp.concatenate(heads, 1)[:, :, 0], pages, layer * g.pages, rows.table_SxR
-        pages, y = paged_triton.attend(*given, _length(rows), plan)
+        given = jnp.concatenate(heads, 1)[:, :, 0], pages, layer * g.pages, rows, plan
+        pages, y = paged_triton.attend(*given)
         return _stacked(pages, g), y[:, :, None]
     d, new = heads[0].shape[-1], (_padded(x[:, :, 0], g) for x in heads)
     given = *new, pages, layer * g.pages, plan, d
@@ -252,13 +252,8 @@ def _write_and_read(g: Geometry, layer, pages, heads, rows: CacheRows, plan):
     return _stacked(pages, g), y[:, :, None, :d]
 
 
-def _length(rows: CacheRows):
-    """int32 [S], tokens that a row sees, with the new one; 0 = idle."""
-    return jnp.where(rows.active_S, rows.position_S + 1, 0)
-
-
 def _kernel_plan(g: Geometry, rows: CacheRows, angles) -> paged_kernel.Work | paged_queries.Passes:
-    length_S = _length(rows)
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
     cos, sin = (x[:, 0, 0] for x in angles)
     turn = paged_kernel.turn(cos, sin, g.head_dim)
     if g.gathers:
@@ -449,7 +444,7 @@ def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
 
 
 def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
-    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows.table_SxR, _length(rows))
+    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows)
 
 
 def _read_pages(g, q_SxHxd, pages, layer, rows, plan):

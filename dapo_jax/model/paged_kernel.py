@@ -145,8 +145,7 @@ def call(kernel, new, pages, first, todo: Work, live_S, counts=(), queries=1):
         ),
         name="decode_attention",
     )(*scalars, todo.table_SxR.reshape(-1), *rows, *pages)
-    y_SxHd = jnp.where(live_S[:, None], y_Sx1xHd[:, 0], 0)
-    return tuple(pages), y_SxHd.reshape(S, H, d)
+    return tuple(pages), jnp.where(live_S[:, None], y_Sx1xHd[:, 0], 0).reshape(S, H, d)
 
 
 def _kernel(*refs, head_dim: int):

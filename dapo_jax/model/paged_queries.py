@@ -51,8 +51,7 @@ def passes(length_S, table_SxR, turn_Sx3d, cores: int, queries: int) -> Passes:
         going_S = going_S * jnp.roll(same_S, -n)  # beyond the last place stands False
         count_S = count_S + going_S
     length_S = jnp.where(first_S, length_S + count_S - 1, 0)
-    todo = paged_kernel.work(length_S, table_SxR, turn_Sx3d, cores)
-    return Passes(todo, count_S, live_S)
+    return Passes(paged_kernel.work(length_S, table_SxR, turn_Sx3d, cores), count_S, live_S)
 
 
 def attend(

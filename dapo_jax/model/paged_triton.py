@@ -43,17 +43,18 @@ def turn(cos_Sxh: jax.Array, sin_Sxh: jax.Array) -> jax.Array:
     return jnp.concatenate([cos_Sxh, cos_Sxh, -sin_Sxh, sin_Sxh], axis=1)
 
 
-def attend(heads_SxNxd, pages, first, table_SxR, length_S, turn_Sx2d=None, count: int = 0):
+def attend(heads_SxNxd, pages, first, rows, turn_Sx2d=None, count: int = 0):
     """Attention [S, H, d] in the dtype of `heads`, the queries. With `turn`'s angles they are the
     new token's queries, keys and values side by side, N = H + 2 K: the kernel rotates queries and
     keys, stores keys and values in the pool, and (pages, attention) comes back. pages: keys
     [K, N, d, P], values [K, N, P, d] and perhaps scales float32 [K, N, 2, P]; first: page 0 of the
-    layer; length_S: int32, tokens a row sees, the new one among them, 0 = idle. count: of programs
-    that share a row; 0 = `shares`. Off GPUs it is interpreted, for tests."""
+    layer; rows: `paged.CacheRows`, of which an idle one sees nothing. count: of programs that share
+    a row; 0 = `shares`. Off GPUs it is interpreted, for tests."""
     from jax.experimental import pallas as pl  # here: see paged_kernel.py
     from jax.experimental.pallas import triton
 
-    K, S, R, d = len(pages[0]), *table_SxR.shape, heads_SxNxd.shape[2]
+    K, S, R, d = len(pages[0]), *rows.table_SxR.shape, heads_SxNxd.shape[2]
+    length_S = jnp.where(rows.active_S, rows.position_S + 1, 0)
     stored = () if turn_Sx2d is None else pages
     H = heads_SxNxd.shape[1] - (2 * K if stored else 0)
     C = count or shares(S, K, R)
@@ -81,7 +82,7 @@ def attend(heads_SxNxd, pages, first, table_SxR, length_S, turn_Sx2d=None, count
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
         interpret=parallel.platform() != "gpu",
         name="paged_attention",
-    )(*pages, heads_SxNxd, table_SxR + first, length_S, *([turn_Sx2d] if stored else []))
+    )(*pages, heads_SxNxd, rows.table_SxR + first, length_S, *([turn_Sx2d] if stored else []))
     stored, (y_CxSxHxd, *sums) = out[: len(stored)], out[len(stored) :]
     y = _joined(y_CxSxHxd, *sums).astype(heads_SxNxd.dtype) if sums else y_CxSxHxd[0]
     return (tuple(stored), y) if stored else y

@@ -137,8 +137,7 @@ class Adapters(nnx.Module):
             std = math.prod(shape[:inputs]) ** -0.5
             into, out = (*axes[:inputs], None), (None, *axes[inputs:])
             # Without a Hugging Face name: what is exported is merged.
-            a = weight((*shape[:inputs], r), into, _normal(std), "", inputs)
-            setattr(self, f"{name}_a", a)
+            setattr(self, f"{name}_a", weight((*shape[:inputs], r), into, _normal(std), "", inputs))
             setattr(self, f"{name}_b", weight((r, *shape[inputs:]), out, _zeros, "", 1))
 
 
@@ -192,15 +191,13 @@ class Block(nnx.Module):
             heads = q, rms_norm(k, self.k_norm[...], self.c.rms_eps), v
         split = zip(heads, ("heads", "kv_heads"))  # noqa: B905
         split = [constrain(x, "batch", axis, "token", "head_dim") for x, axis in split]
-        heads = *split, *heads[2:]
-        y, extra = attend(*heads)
+        y, extra = attend(*split, *heads[2:])
         x_BxTxD = x_BxTxD + self._add("o", _from_heads(y, self.o[...]), y, into=_from_heads)
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
         h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
         if joined:
-            both_Dx2xF = jnp.stack([self.gate[...], self.up[...]], 1)
-            both = jnp.einsum("BTD,DCF->BTCF", h, both_Dx2xF)
+            both = jnp.einsum("BTD,DCF->BTCF", h, jnp.stack([self.gate[...], self.up[...]], 1))
             both = constrain(both, "batch", "token", None, "mlp")
             gate, up = both[:, :, 0], both[:, :, 1]
         elif beside:
@@ -229,8 +226,7 @@ class Block(nnx.Module):
         def by_group(*ws):
             return jnp.concatenate([w[...].reshape(*w.shape[:-2], K, -1) for w in ws], -1)
 
-        w_DxKxGd = by_group(self.q, self.k, self.v)
-        y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, w_DxKxGd)
+        y = jnp.einsum("BTD,DKg->BTKg", h_BxTxD, by_group(self.q, self.k, self.v))
         y = constrain(y, "batch", "token", "kv_heads", None)
         y = y + by_group(self.q_bias, self.k_bias, self.v_bias) if self.c.qkv_bias else y
         y = y.swapaxes(1, 2)
@@ -279,8 +275,7 @@ class Qwen2(nnx.Module):
     def __call__(self, tokens_BxT) -> jax.Array:
         """float32 logits [B, T, V] of whole sequences, one a row."""
         positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        x_BxTxD = self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT))
-        return logits(x_BxTxD, self.head())
+        return logits(self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT)), self.head())
 
     def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
         """The sampler's pass, over the layers of `bind_layers`: (final hidden states [B, T, D], pool).
@@ -368,8 +363,7 @@ def _sums_of_rows(shape, ids_N, grad_NxD) -> jax.Array:
     _, sums_NxD = jax.lax.associative_scan(add, (ids_N, grad_NxD))
     last_N = jnp.append(ids_N[1:] != ids_N[:-1], True)
     spot_N = jnp.where(last_N, ids_N, shape[0] + jnp.arange(ids_N.size))  # out of range: dropped
-    out_VxD = jnp.zeros(shape, jnp.float32)
-    return out_VxD.at[spot_N].set(sums_NxD, mode="drop", unique_indices=True)
+    return jnp.zeros(shape, jnp.float32).at[spot_N].set(sums_NxD, mode="drop", unique_indices=True)
 
 
 _rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)

@@ -63,8 +63,7 @@ def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
         low_S, high_S = bounds  # share(low) is enough, share(high) is not
         middle_S = low_S + (high_S - low_S) // 2
         threshold_S = jax.lax.bitcast_convert_type(middle_S, jnp.float32)
-        mass_S = jnp.where(weight_SxV >= threshold_S[:, None], weight_SxV, 0.0).sum(-1)
-        enough_S = mass_S >= need_S
+        enough_S = jnp.where(weight_SxV >= threshold_S[:, None], weight_SxV, 0.0).sum(-1) >= need_S
         return jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
 
     top_S = jax.lax.bitcast_convert_type(weight_SxV.max(-1), jnp.int32)
@@ -135,8 +134,7 @@ def _cross(weight_Sxn, uniform_S):
     cdf_Sxn = jnp.cumsum(weight_Sxn, axis=-1)
     live_Sxn = weight_Sxn > 0
     target_S = uniform_S * jnp.where(live_Sxn, cdf_Sxn, 0.0).max(-1)  # uniform < 1: below the top
-    passed_Sxn = live_Sxn & (cdf_Sxn > target_S[:, None])
-    return _first(passed_Sxn), cdf_Sxn, target_S
+    return _first(live_Sxn & (cdf_Sxn > target_S[:, None])), cdf_Sxn, target_S
 
 
 def draw(logits_SxV, uniform_S, temperature, top_p, mode: str, near=None) -> Drawn:

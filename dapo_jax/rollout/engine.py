@@ -254,8 +254,7 @@ class Engine:
                     schedule.release(row.slot)
         self._pool = pool
         peak = schedule.peak / g.pages
-        replayed = min(replayed, tokens())
-        return responses, Stats(tokens(), steps, chunks, evicted, peak, replayed)
+        return responses, Stats(tokens(), steps, chunks, evicted, peak, min(replayed, tokens()))
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:

@@ -25,8 +25,7 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
     """The algorithm with this term where `loss.positive_coef` is set."""
     if not (coef := config.loss.positive_coef):
         return algorithm
-    term = NLL, functools.partial(weights, coef)
-    return algorithm._replace(terms=(*algorithm.terms, term))
+    return algorithm._replace(terms=(*algorithm.terms, (NLL, functools.partial(weights, coef))))
 
 
 def weights(coef: float, groups: Sequence[Group], tokens_MxG: np.ndarray) -> np.ndarray:

@@ -116,12 +116,10 @@ class Critic(Learner):
         ends = segments != next_cell(segments)
         reward = jnp.where(trained & ends, rows.advantage_AxRxT, 0.0)
         last = jnp.where(ends | next_cell(trained), 0.0, next_cell(values_AxRxT))
-        adaptive = gae.length_adaptive_lambda(length, h.alpha)
-        lam = jnp.where(h.alpha > 0, adaptive, h.lambda_policy)
+        lam = jnp.where(h.alpha > 0, gae.length_adaptive_lambda(length, h.alpha), h.lambda_policy)
         given = (values_AxRxT, reward, trained, segments, h.gamma)
         advantage = gae.gae(*given, lam, last)
-        of_values = gae.gae(*given, h.lambda_value, last)
-        returns = jnp.where(trained, of_values + values_AxRxT, 0.0)
+        returns = jnp.where(trained, gae.gae(*given, h.lambda_value, last) + values_AxRxT, 0.0)
 
         third = jnp.stack([length <= h.short, length > h.long])
         third = jnp.stack([jnp.ones_like(trained), third[0], ~third.any(0), third[1]]) & trained
