@@ -114,8 +114,8 @@ def _draw_row(
     target = uniform_ref[0] * total
 
     def first(weight_x, before, index_x):
-        """Of some weight, at which the running sum passes the target; the last such one where sums
-        of two orders leave it below."""
+        """The index of some weight at which the running sum passes the target; the last such one
+        where sums of two orders leave it below."""
         live_x = weight_x > 0
         passed_x = live_x & (before + jnp.cumsum(weight_x) > target)
         at = jnp.where(passed_x, index_x, len(index_x)).min()
