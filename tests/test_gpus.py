@@ -192,7 +192,8 @@ def test_each_part_for_a_gpu_runs_here_in_a_tiny_size(part, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu.json").read_text())["parts"][part]["tiny"]
     numbers = {
-        "decode": {"equal", "tailed"}, "wide": {"equal", "tailed"}, "update": {"full, passes of 4 rows: tokens"},
+        "decode": {"equal", "tailed"}, "wide": {"equal", "tailed"},
+        "update": {"full, passes of 4 rows: tokens"},
         "step": {"time/step_s", "perf/tokens_per_s"}, "bits": {"samples alike"},
         "kernels": {"skipped"}, "peers": {"skipped"},
     }[part]  # fmt: skip
