@@ -109,11 +109,9 @@ def compiler_options(mesh: Mesh, same_bits=False) -> dict[str, Any] | None:
     """Compiler options of a large program, but for those that XLA_FLAGS names. same_bits: request
     deterministic results on GPUs, where sums at like indices otherwise add up in any order."""
     platform, flags = mesh.devices.flat[0].platform, os.environ.get("XLA_FLAGS", "")
-    options, wanted = _ON_CPU if platform == "cpu" else {}, {}
-    if platform == "tpu" and mesh.shape["tensor"] > 1:
-        options = _WINDOWS
+    options, wanted = dict(_ON_CPU) if platform == "cpu" else {}, {}
     if platform == "gpu":
-        options = _ON_GPU | (_OVER_GPUS if mesh.devices.size > 1 else {})
+        options |= _ON_GPU | (_OVER_GPUS if mesh.devices.size > 1 else {})
         wanted = {"xla_gpu_exclude_nondeterministic_ops": True} if same_bits else {}
     return {name: x for name, x in options.items() if name not in flags} | wanted or None
 
@@ -129,10 +127,6 @@ _ON_GPU = {"xla_gpu_enable_triton_gemm": False}
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _OVER_GPUS = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 << 29 for kind in _KINDS}
 _OVER_GPUS["xla_gpu_enable_latency_hiding_scheduler"] = True
-
-# Rows travel in windows while products run; the older way adds up outputs, in twice the cycles. Of
-# one `tensor` there are none, and libtpu 0.0.42 breaks off on some such updates.
-_WINDOWS = {f"xla_tpu_{kind}_collective_matmul_mode": "post_spmd" for kind in _KINDS[:2]}
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

@@ -8,6 +8,7 @@ from dapo_jax.config import presets
 from dapo_jax.dapo import update
 from dapo_jax.model import learner, qwen2
 from dapo_jax.plan import hlo
+from dapo_jax.plan.constants import VALUES
 from dapo_jax.pods import topology
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_libtpu]  # by day: test_compile.py's
@@ -15,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_libtpu]  # by day: te
 
 def test_the_32b_update_is_in_place_and_gathers_what_the_cost_model_says():
     """State in place, no resharding of whole arrays, no product twice but the head's (.13) and of
-    scores in splash's backward pass (.07). No whole rows of the residual stream come from gathers,
-    as they travel in windows while products run, or from a sum that every device gets whole. (On
-    a slice of eight chips XLA makes such sums.) All 64 layers on a chip: benchmarks/pod_plan.py."""
+    scores in splash's backward pass (.07). Whole rows of the residual stream come from gathers, no
+    more than the cost model counts, and none from a sum that every device gets whole. (On a slice
+    of eight chips XLA makes such sums.) All 64 layers on a chip: benchmarks/pod_plan.py."""
     c = presets.dapo_math("32B")
     shape = plan.network(c)._replace(num_layers=2)
     mesh = topology.make_mesh("v5p:4x4x8", config.resolve_mesh(c, 128))
@@ -45,4 +46,7 @@ def test_the_32b_update_is_in_place_and_gathers_what_the_cost_model_says():
     for turns, lines in hlo.in_loops(text):
         for size, kind, _ in hlo.instructions(lines):
             found[kind] = found.get(kind, 0) + (turns == shape.num_layers and size == row)
-    assert found["all-reduce"] == found["all-gather"] == 0
+    assert found["all-reduce"] == 0
+    # The others are gathered in windows, hidden in part behind the products that read them.
+    counted = VALUES["update_moved"]
+    assert 0.5 * counted <= found["all-gather"] <= counted
