@@ -43,7 +43,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> rung of configs/ru
 }
 AGAIN = ("full DAPO", "cispo")  # those that draw other groups for those without a signal
 GRID = (2.25e-4, 4.5e-4, 9e-4, 1.8e-3)  # rates, of which each method gets one
-RATES = {"full DAPO": 9e-4, "grpo": 4.5e-4, "gspo": 2.25e-4, "sapo": 9e-4}  # what tuning chose
+RATES = {  # what tuning chose
+    "full DAPO": 9e-4, "grpo": 4.5e-4, "sapo": 9e-4, "gspo": 2.25e-4, "scale_rl": 2.25e-4,
+    "cispo": 4.5e-4, "dr_grpo": 2.25e-4, "just_rl": 4.5e-4, "rloo": 9e-4,
+}  # fmt: skip
 TUNED, STEPS, LONGER = 8, 10, 2  # rollout steps of tuning, and of the comparison
 EXPLORED = 200  # seed of tuning, and of its base model
 BUDGETS = {"{:,.0f} updates": (UPDATES, 1), "{:.2f} M tokens": (TOKENS, 1e6),
