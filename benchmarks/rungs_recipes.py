@@ -5,7 +5,7 @@
     python -m benchmarks rungs_recipes --full            the runs that count, and the comparison
 
 Every method of METHODS is configs/rungs.py with what its source has, from a base model of the
-seed's own. Each is tuned by the same budget: three rates, one run of TUNED rollout steps each.
+seed's own. Each is tuned by the same budget: one run of TUNED rollout steps at each rate of GRID.
 What is then compared, seed by seed, is how far it is from full DAPO in held-out accuracy, with room
 and within the limit (docs/rungs.md), the mean at 4/6, 5/6 and 6/6 of three budgets: STEPS x 32
 updates, for which methods that do not draw groups again go on for LONGER times the steps; the

@@ -81,7 +81,8 @@ def update_policy(
     def log_probs(params, b: update.Batch):
         nonlocal running
         machine.watch.between(running)
-        return machine.trainer.log_probs(params, b.rows, b.micro_batches, knobs.temperature)
+        running = machine.trainer.log_probs(params, b.rows, b.micro_batches, knobs.temperature)
+        return running
 
     def with_log_probs(b: update.Batch) -> update.Batch:
         """By the models before the first update."""

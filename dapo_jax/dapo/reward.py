@@ -53,4 +53,5 @@ def masks(truncated_NxG: np.ndarray, overlong_filter: str) -> tuple[np.ndarray, 
     leaves. Of the loss alone the paper speaks: it "masks the loss of truncated samples"."""
     everything = np.ones_like(truncated_NxG, bool)
     trained_NxG = everything if overlong_filter == "off" else ~truncated_NxG
-    return trained_NxG, (~truncated_NxG if overlong_filter == "group" else everything)
+    counted_NxG = ~truncated_NxG if overlong_filter == "group" else everything
+    return trained_NxG, counted_NxG

@@ -36,4 +36,5 @@ def weights(coef: float, groups: Sequence[Group], tokens_MxG: np.ndarray) -> np.
         remedy = "give Grade(..., right=...), or set 0"
         raise gate.ConfigError(f"config.loss.positive_coef: {why}; {remedy}")
     right_MxG = np.stack([group.grades.right_G for group in groups]).astype(bool) & (tokens_MxG > 0)
-    return np.where(right_MxG, coef / max(np.where(right_MxG, tokens_MxG, 0).sum(), 1), 0.0)
+    tokens = np.where(right_MxG, tokens_MxG, 0).sum()
+    return np.where(right_MxG, coef / max(tokens, 1), 0.0)

@@ -71,7 +71,8 @@ def value_loss(values, old_values, returns, clip) -> tuple[jax.Array, jax.Array]
     V_clipped within `clip` of the old value, as PPO's reference has it (VAPO does not say); arrays
     of the shape of the inputs. clip: in the reward's unit; inf = no bound."""
     square = jnp.square(values - returns)
-    clipped_square = jnp.square(jnp.clip(values, old_values - clip, old_values + clip) - returns)
+    bounded = jnp.clip(values, old_values - clip, old_values + clip)
+    clipped_square = jnp.square(bounded - returns)
     return 0.5 * jnp.maximum(square, clipped_square), clipped_square > square
 
 
