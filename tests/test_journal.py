@@ -15,6 +15,7 @@ from dapo_jax.checkpoint import remembered
 from dapo_jax.checkpoint.journal import Journal
 from dapo_jax.checkpoint.workdir import Workdir
 from dapo_jax.dapo.state import State
+from dapo_jax.dapo.update import Batch
 from dapo_jax.data.problems import Problem
 from dapo_jax.hosts.leaving import Leave
 from dapo_jax.model import qwen2
@@ -260,23 +261,22 @@ def test_on_other_devices_a_response_is_drawn_again_and_a_reply_is_not_asked_aga
     assert found == (b"what was said", [None])
 
 
-def test_updates_are_broken_off_between_two_of_them():
-    """The one before is done by then."""
-    done = []
-    log = {"loss": SimpleNamespace(block_until_ready=lambda: done.append("waited"))}
-
-    def update(params, opt_state, batch, knobs):
-        done.append("update")
-        return params, opt_state, log
+@pytest.mark.parametrize(("old", "what"), [("reuse", "update"), ("recompute", "log-probs")])
+def test_a_step_is_broken_off_between_two_programs(old, what):
+    """Updates, and old log-probs before them. The one before is done by then."""
+    done, loss = [], SimpleNamespace(old_logprobs=old)
+    made = SimpleNamespace(block_until_ready=lambda: done.append("waited"))
 
     def check():
-        if done.count("update") == 2:
+        if done.count(what) == 2:
             raise Leave
 
-    watch, trainer = UNWATCHED._replace(check=check), SimpleNamespace(update=update)
-    machine = Machine(*[None] * 3, trainer, None, None, {}, watch=watch)
-    loss = config.base().loss
-    loss.old_logprobs = "reuse"
+    trainer = SimpleNamespace(
+        update=lambda params, opt_state, *_: done.append("update") or (params, opt_state, made),
+        log_probs=lambda *_: done.append("log-probs") or made,
+    )
+    machine = Machine(*[None] * 3, trainer, None, None, {}, watch=UNWATCHED._replace(check=check))
+    given = State(None, None), [Batch(*[None] * 4)] * 4, SimpleNamespace(temperature=1.0)
     with pytest.raises(Leave):
-        algorithm.update_policy(loss, machine, State(None, None), [None] * 4, None)
-    assert done == ["update", "waited", "update", "waited"]
+        algorithm.update_policy(loss, machine, *given)
+    assert done == [what, "waited", what, "waited"]
