@@ -32,5 +32,6 @@ cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
 # One file stays in one worker, where its tests share compiled programs; the order of the files is
 # that of tests/conftest.py.
 cd -- "$DAPO_ROOT"
+unset PYTHONDONTWRITEBYTECODE  # else each of many processes compiles all that it imports: 3 s
 exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores : 8))" --dist=loadfile \
     --no-loadscope-reorder --max-worker-restart=2 -m "not slow" ${arguments[@]+"${arguments[@]}"}

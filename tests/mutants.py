@@ -148,7 +148,7 @@ def main() -> int:
         cases = by_hand(args.only)
     if not cases:
         parser.error(f"--only={args.only}: no mutants")
-    flags = ("-m", "not slow", "--timeout=120") if args.generated else ()
+    flags = ("-m", "not nightly", "--timeout=120") if args.generated else ()
     with tempfile.TemporaryDirectory() as folder:
         roots = queue.SimpleQueue()
         for i in range(args.jobs):

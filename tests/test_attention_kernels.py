@@ -47,6 +47,7 @@ def test_splash_has_a_kernel_for_rows_of_every_length(block):
     splash._kernel(2, block, block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 1, 2)], ids=str)
 def test_splash_on_meshes(sizes):
     """Heads over `tensor`, rows over `data`."""
@@ -59,6 +60,7 @@ def test_splash_on_meshes(sizes):
     assert_attends(jax.jit(run), 64)
 
 
+@pytest.mark.slow
 def test_splash_in_bfloat16():
     low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(128))
     got = value_and_gradient(lambda *a: splash.splash(*a, SEGMENTS))(low)
@@ -102,7 +104,7 @@ def test_computed_blocks(lengths):
                 assert next_[row, at] == next(x for r, x in later if live[r, x])
 
 
-@pytest.mark.parametrize("chunk", [512, 100, 70])
+@pytest.mark.parametrize("chunk", [pytest.param(512, marks=pytest.mark.slow), 100, 70])
 def test_cudnn_gives_each_chunk_its_mask(chunk):
     """The same call with XLA's implementation in cuDNN's place: layout, mask, chunks, keys."""
     assert_attends(lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla"), 16)

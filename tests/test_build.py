@@ -61,6 +61,7 @@ def test_an_update_finds_the_cache_released():
     assert found == [None]
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_what_no_batch_can_use_has_the_batch_of_one_that_does_not(tmp_path):
     """To the bit; and what counts of it does not depend on when the others ended."""
     c, got = tiny_config.get_config(), []

@@ -243,6 +243,7 @@ def test_rows_go_on_in_later_steps(whole_run):
     assert [r["spent/tokens"] for r in records[1:]] == [s.counters.tokens for s, _ in told]
 
 
+@pytest.mark.slow
 def test_cut_off_anywhere_it_ends_with_the_same_bits(whole_run, tmp_path):
     """After so many chunks of decoding, again and again: within a step, before an update, between
     two checkpoints. What had been finished is not drawn again."""

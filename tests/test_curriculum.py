@@ -240,6 +240,7 @@ def test_what_was_kept_is_left_behind_where_it_is_off():
     assert choose.resumed(settings(), state).by_problem == {}
 
 
+@pytest.mark.slow
 def test_a_run_with_nothing_left_to_draw_says_so_and_stops(tmp_path, capsys):
     """Everything is right from the first epoch on."""
     c = test_train.small(9, curriculum__pass_rate_cap=0.9, dynamic_sampling__enabled=False)

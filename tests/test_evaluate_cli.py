@@ -71,6 +71,7 @@ def test_report(run, result):
     assert "48 problems x 8 " in text[0] and f"8: {heldout['pass@']['8']:.4f}" in text[1]
 
 
+@pytest.mark.slow
 def test_stop_strings_end_responses_early(run, result):
     """The same samples up to the token that completes a text; such a row is not truncated."""
     found = (evaluated(run, stop_strings=x, max_problems=8)["sets"] for x in ("7|h|4", ""))

@@ -28,6 +28,7 @@ def test_what_is_said_of_short_batches_and_alike_scores_fits_a_score_alone():
     assert "let the score differ" in alarm and "wrong" not in alarm
 
 
+@pytest.mark.slow
 def test_a_graded_run_resumes_bit_for_bit_and_has_its_own_tags(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for steps, workdir in ((3, whole), (2, cut), (3, cut)):

@@ -207,6 +207,7 @@ def test_even_keys_are_the_same_model(shape):
     assert size[0] >= 600 and size[1] < (2 if shape.qk_norm else 2**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", ["", "tensor"], ids=["heads", "joined heads"])
 def test_a_mesh_computes_the_same(sequence, capfd):
     """Qwen3 with heads split, and with tokens split between the products too. The partitioner

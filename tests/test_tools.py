@@ -123,6 +123,7 @@ KEPT_OUT = {
 }
 
 
+@pytest.mark.slow
 def test_the_sandbox_keeps_out_what_it_says():
     began = time.monotonic()
     for code, wanted in KEPT_OUT.items():

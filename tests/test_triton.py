@@ -91,6 +91,7 @@ def test_the_gpu_kernel_in_bfloat16(quantized):
         np.testing.assert_allclose(got[live], want[live], atol=2**-8 * np.abs(values).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantized", [False, True])
 def test_the_gpu_kernel_reads_rows_of_20000_tokens(quantized):
     """Beside an idle one; by as many programs as share each of the last 16 rows of 0.5B."""
@@ -130,6 +131,7 @@ def test_triton_on_meshes(sizes):
     jax.tree.map(np.testing.assert_array_equal, *twice)
 
 
+@pytest.mark.slow
 def test_triton_in_bfloat16():
     low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(16))
     run = jax.jit(lambda *a: packed_triton.attend(*a, SEGMENTS, attention_kernels.SAVED))

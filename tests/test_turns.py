@@ -55,6 +55,7 @@ def with_replies(batch: Batch) -> Batch:
     return batch._replace(items=items)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "coefficients", "layouts"),
     [
@@ -381,6 +382,7 @@ def test_what_is_right_comes_back_as_it_was(answers):
         assert answers(turn) == answers(turn, "miss", 1) == said
 
 
+@pytest.mark.slow
 def test_an_async_tool_waits_for_many_at_a_time(answers):
     """It is asked as an async reward is, also in a worker."""
     assert answers("all", "stop", 0, "later", rows=5) == [Reply("all are here")] * 5

@@ -286,6 +286,7 @@ def test_gradient_against_dense_float64(programs, params, batch, expected, case,
     assert_near(run(programs, params, batch, c), expected[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "gspo"])
 @compiled_soon()
 def test_shared_prompts_give_the_same_gradient(params, batch, name):
@@ -298,6 +299,7 @@ def test_shared_prompts_give_the_same_gradient(params, batch, name):
     assert_near(run(made, params, groups, PLAIN, share_prompts=True), want)
 
 
+@pytest.mark.slow
 @compiled_soon()
 def test_a_term_with_weights_of_its_own(params):
     """The log-likelihood of right responses, which add up to .1 over all tokens of theirs."""
@@ -398,6 +400,7 @@ def test_clipping_of_a_large_model_makes_no_second_gradient():
     assert used.temp_size_in_bytes < params["w"].nbytes
 
 
+@pytest.mark.slow
 @compiled_soon()
 def test_sums_over_a_response_in_every_layout(params):
     """Against float64; then in longer rows, more of them to a micro-batch, on four devices: which
