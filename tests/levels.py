@@ -13,6 +13,9 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
+slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)  # a case of a test
+
+
 @contextlib.contextmanager
 def compiled_soon():
     """As `typed.SOON` says, what is compiled within, here and by processes that are started. Also a

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from levels import slow
 from rounding import assert_near, reference
 from test_attention import inputs as attention_inputs, oracle, same_segment, value_and_gradient
 from test_parallel import described
@@ -47,8 +48,7 @@ def test_splash_has_a_kernel_for_rows_of_every_length(block):
     splash._kernel(2, block, block)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [slow((1, 1, 2)), slow((2, 1, 2))], ids=str)
 def test_splash_on_meshes(sizes):
     """Heads over `tensor`, rows over `data`."""
     mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
@@ -104,7 +104,7 @@ def test_computed_blocks(lengths):
                 assert next_[row, at] == next(x for r, x in later if live[r, x])
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(512, marks=pytest.mark.slow), 100, 70])
+@pytest.mark.parametrize("chunk", [slow(512), 100, slow(70)])
 def test_cudnn_gives_each_chunk_its_mask(chunk):
     """The same call with XLA's implementation in cuDNN's place: layout, mask, chunks, keys."""
     assert_attends(lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla"), 16)

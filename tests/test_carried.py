@@ -283,6 +283,7 @@ def test_what_is_in_flight_is_not_lost_by_another_staleness(whole_run, tmp_path)
         run(c, tmp_path, allow_config_change=True)
 
 
+@pytest.mark.slow
 def test_other_slots_are_another_run(whole_run, tmp_path):
     c = aged(7)
     c.rollout.slots = 8

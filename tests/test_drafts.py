@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from levels import slow
 from rounding import FACTOR
 from test_engine import PROMPT, RULES, SHAPE, assert_same_bits, ids
 from test_qwen2 import mesh_of, oracle_logits
@@ -24,7 +25,6 @@ from dapo_jax.rollout.settings import Rollout
 
 STOPS, RESPONSE = (3,), 60
 DRAW = Draw(seed=5, temperature=0.5)  # low: texts repeat
-SLOW = pytest.mark.slow
 GEOMETRY = paged.geometry
 
 
@@ -121,9 +121,9 @@ def by_int8(prompt: list[int], response: np.ndarray) -> tuple[np.ndarray, np.nda
         dict(draft_places=32),  # a program of its own
         dict(page_tokens=8, draft_places=32),
         dict(page_tokens=8, cache_fraction=0.3, draft_places=16),  # evictions
-        pytest.param(dict(page_tokens=8, mesh=(2, 1, 1), draft_places=32), marks=SLOW),
+        slow(dict(page_tokens=8, mesh=(2, 1, 1), draft_places=32)),
         dict(page_tokens=8, mesh=(2, 2, 2), draft_places=32),  # 8 devices
-        pytest.param(dict(page_tokens=8, cache_dtype="int8", draft_places=32), marks=SLOW),
+        slow(dict(page_tokens=8, cache_dtype="int8", draft_places=32)),
         dict(draft_places=32, draw=DRAW._replace(temperature=0.0)),
         dict(draft_places=32, draw=DRAW._replace(top_p=0.9)),
         dict(draft_places=32, chunk=1),  # no room for a guess

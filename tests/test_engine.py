@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from data.hf_golden import make as golden
+from levels import slow
 from rounding import reference
 from test_qwen2 import TINY, mesh_of, oracle_logits
 
@@ -467,8 +468,9 @@ def test_cut_ends_a_response(params, requests, responses, assert_records):
     assert 8 < np.count_nonzero(ends) < len(requests)
 
 
-@pytest.mark.parametrize("cache_dtype", ["model", "int8"])
-@pytest.mark.parametrize("page_tokens", [0, 8], ids=["rows", "pages"])
+@pytest.mark.parametrize(
+    ("page_tokens", "cache_dtype"), [slow(0, "model"), (0, "int8"), (8, "model"), slow(8, "int8")]
+)
 def test_long_prompts_are_prefilled_in_pieces(page_tokens, cache_dtype, params, assert_records):
     """Pieces of 8 tokens, of prompts of up to 27, and rows that are evicted, against one piece and
     against the oracle; an int8 cache is a little off."""

@@ -7,6 +7,7 @@ import sys
 import tarfile
 
 import pytest
+from levels import slow
 from test_rewards import grades, rewarded
 
 from dapo_jax import config
@@ -79,7 +80,7 @@ def own_score(task, response: str) -> float:
     return trace.reward
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, slow(1)])
 def test_rows_and_scores_are_the_environment_s(sums, workers):
     name = sums("sums_here" if not workers else "sums_there")
     found, report = problems.read(name, how=problems.Reading(whole=True))

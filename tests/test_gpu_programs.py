@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax._src.pallas.triton import pallas_call_registration as triton_call
 from jax.sharding import Mesh
+from levels import slow
 
 from benchmarks import gpu_roofline
 from dapo_jax import config, parallel, plan
@@ -173,7 +174,7 @@ def test_the_roofline_waits_for_what_is_measured(capsys):
 
 
 @pytest.mark.parametrize("kind", ["auto", "cudnn"])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 8, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [slow((1, 1, 1)), slow((1, 8, 1)), (2, 2, 2)], ids=str)
 def test_an_update_attends_by_a_kernel_and_visits_no_host(sizes, kind, monkeypatch):
     """Rows of 9,000 tokens, which cuDNN takes in three chunks, forward and back; where nothing is
     said a kernel by Triton, forward, again, and for gradients of queries and of keys. No layer is

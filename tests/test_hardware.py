@@ -36,9 +36,8 @@ def group(prompt: int, responses: list[int]):
 
 
 DRAWN = [group(10, [20, 30]), group(5, [8, 8])]
-RECORD = types.SimpleNamespace(
-    batch=types.SimpleNamespace(drawn=DRAWN, groups=DRAWN[:1]), updates=[{}]
-)
+BATCH = types.SimpleNamespace(drawn=DRAWN, groups=DRAWN[:1])
+RECORD = types.SimpleNamespace(batch=BATCH, updates=[{}])
 
 
 def test_step_flops():
@@ -56,7 +55,7 @@ def test_step_flops():
     V, D = SHAPE.vocab_size, SHAPE.hidden_size
     assert f(values, [30]) == pytest.approx(f(SHAPE, [30]) - 2 * 30 * D * (V - 1))
     for updates, policy in (([], 0.0), ([{}], updating)):  # without: value pre-training
-        record = types.SimpleNamespace(batch=RECORD.batch, updates=updates)
+        record = types.SimpleNamespace(batch=BATCH, updates=updates)
         both = hardware.step_flops(c, SHAPE, record, [(values, 4)])[1]
         assert both == pytest.approx(policy + 4 * f(values, [30, 40]))
 
@@ -72,17 +71,13 @@ CLOCKS = metrics.Clocks(10.0, 12.0, 16.0)
 
 
 def test_of_a_known_chip(monkeypatch):
-    stats = [dict(bytes_in_use=5, peak_bytes_in_use=7, bytes_limit=10)]
-    stats += [dict(bytes_in_use=6, peak_bytes_in_use=6, bytes_limit=10)]
-    devices(monkeypatch, "TPU v6 lite", "tpu", *stats)
+    two = [dict(bytes_in_use=n, peak_bytes_in_use=p, bytes_limit=10) for n, p in ((5, 7), (6, 6))]
+    devices(monkeypatch, "TPU v6 lite", "tpu", *two)
     log = hardware.step_metrics(config.base(), SHAPE, RECORD, CLOCKS)
     sampling, updating = hardware.step_flops(config.base(), SHAPE, RECORD)
-    assert log == {
-        "perf/mfu_rollout": pytest.approx(sampling / (2.0 * 4 * 918e12)),
-        "perf/mfu_update": pytest.approx(updating / (4.0 * 4 * 918e12)),
-        "perf/hbm_used": 0.6,
-        "perf/hbm_peak": 0.7,
-    }
+    want = sampling / (2.0 * 4 * 918e12), updating / (4.0 * 4 * 918e12), 0.6, 0.7
+    names = [f"perf/{name}" for name in ("mfu_rollout", "mfu_update", "hbm_used", "hbm_peak")]
+    assert log == pytest.approx(dict(zip(names, want, strict=True)))
 
 
 def test_of_a_cpu_or_an_unknown_chip_nothing(monkeypatch):

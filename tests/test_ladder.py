@@ -135,10 +135,8 @@ def put(out, name, seed, records):
 def test_summary_compares_at_equal_updates_and_at_equal_tokens():
     s = summarize(example())
     assert s["budget_tokens"] == 150_000 and s["stopped_early"] == []
-    updates, tokens = (
-        {name: np.array(values) for name, values in s[place].items()}
-        for place in ("equal_updates", "equal_tokens")
-    )
+    by_name = lambda place: {name: np.array(values) for name, values in s[place].items()}
+    updates, tokens = by_name("equal_updates"), by_name("equal_tokens")
     assert updates["+dynamic_sampling"] - updates["grpo"] == pytest.approx(0.05, abs=0.015)
     # 150,000 tokens are 150 steps of grpo and 50 of DAPO: means at 125 and at 41.7 steps.
     assert tokens["grpo"].mean() == pytest.approx(0.2 + 125 / 200, abs=0.005)

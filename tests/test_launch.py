@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import scripts
 import yaml
+from levels import slow
 from packaging.requirements import Requirement
 from scripts import LAUNCH, ODD, ROOT, THIS_PYTHON, bash, executable, link_tools, on_path
 
@@ -161,7 +162,7 @@ def test_the_launchers_ask_for_the_slices_that_are_documented(launch, tmp_path):
 HOSTILE = tomllib.loads((ROOT / "tests/data/hostile.toml").read_text())
 
 
-@pytest.mark.parametrize("script", HOSTILE["typed"])
+@pytest.mark.parametrize("script", [*map(slow, HOSTILE["typed"])])
 def test_a_hostile_flag_runs_nothing_and_is_refused_in_one_line(script, launch, tmp_path):
     """Any value of any flag; only flags that take any text may take it."""
     declared = re.search(r'^dapo_flags "(.*?)" "', (launch / script).read_text(), re.M | re.S)

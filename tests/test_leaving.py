@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from levels import slow
 from ports import wait_until
 
 from dapo_jax.hosts import leaving
@@ -44,9 +45,9 @@ PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     ("how", "numbers", "code", "said"),
     [
         ("", [signal.SIGINT], 0, ["asked 2", "saved"]),
-        ("again", [signal.SIGINT, signal.SIGINT], 130, ["asked 2"]),
+        slow("again", [signal.SIGINT, signal.SIGINT], 130, ["asked 2"]),
         ("again", [signal.SIGTERM, signal.SIGINT, signal.SIGINT], 130, ["asked 15"]),
-        ("after", [signal.SIGTERM, signal.SIGINT], 130, ["asked 15", "saved"]),
+        slow("after", [signal.SIGTERM, signal.SIGINT], 130, ["asked 15", "saved"]),
         ("ending", [signal.SIGTERM], 0, ["asked 15", "saved"]),  # and once more, late
     ],
 )
@@ -95,7 +96,7 @@ with leaving.signals():
 """
 
 
-@pytest.mark.parametrize(("parsed", "code"), [("flags", 75), ("", 143)])
+@pytest.mark.parametrize(("parsed", "code"), [("flags", 75), slow("", 143)])
 def test_a_process_that_is_stuck_is_ended_in_time(parsed, code, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with subprocess.Popen([sys.executable, "-c", STUCK, parsed], **PIPES) as process:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from levels import compiled_soon
+from levels import compiled_soon, slow
 from rounding import EPS, assert_near, reference
 from test_qwen2 import QWEN3, oracle_logits
 from test_train import arrays, assert_same_bits, run, small, without_clocks
@@ -50,7 +50,7 @@ def merged(params, lora, xp=np):
 FORWARD = [
     (QWEN3, qwen2.LINEAR),  # its norms come behind the adapters of q and k
     *(
-        pytest.param(SHAPE._replace(scan_layers=scan), targets, marks=pytest.mark.slow)
+        slow(SHAPE._replace(scan_layers=scan), targets)
         for scan in (False, True)
         for targets in (qwen2.LINEAR, ("q", "v"), ("o", "down"))
     ),

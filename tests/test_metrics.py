@@ -130,19 +130,12 @@ def updates():
 def test_update_metrics():
     log = metrics.update_metrics(updates(), with_reference=True)
     want = {
-        "optim/skipped": 1,
-        "policy/loss": 0.2,
-        "policy/batch_entropy": 11 / 40,
-        "policy/batch_mean_prob": 22 / 40,
-        "policy/clip_low_frac": 33 / 40,
-        "policy/clip_high_frac": 44 / 40,
-        "policy/dual_clip_frac": 55 / 40,
-        "policy/approx_kl": 66 / 40,
-        "policy/ref_kl": 77 / 40,
-        "policy/ratio_max": 1.5,
+        "optim/skipped": 1, "optim/grad_norm": 3.0,
+        "policy/loss": 0.2, "policy/batch_entropy": 11 / 40, "policy/batch_mean_prob": 22 / 40,
+        "policy/clip_low_frac": 33 / 40, "policy/clip_high_frac": 44 / 40, "policy/ratio_max": 1.5,
+        "policy/dual_clip_frac": 55 / 40, "policy/approx_kl": 66 / 40, "policy/ref_kl": 77 / 40,
         "policy/sampler_trainer_logprob_gap": 0.01,  # of the first update alone
-        "optim/grad_norm": 3.0,
-    }
+    }  # fmt: skip
     assert log == pytest.approx(want)
     assert "policy/ref_kl" not in metrics.update_metrics(updates(), with_reference=False)
     weighted = [u | {"importance": 9.0, "importance_capped": 1.0} for u in updates()]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import typed
 from jax.experimental.pallas import tpu as pltpu
-from levels import needs_libtpu
+from levels import needs_libtpu, slow
 from rounding import EPS
 from test_paged import LAYOUTS, SHAPE, assert_live_near, expected, geometry, int8
 
@@ -24,7 +24,6 @@ from dapo_jax.pods import slices
 # and blocks of 16, 32 or more: rows within one, across their edges, and as many as there may be.
 ROWS = [(0, 1), None, (30, 4), (64, 3), None, (13, 4), (31, 1), (1, 2), (47, 2)]
 ROW_TOKENS = 96
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def places(rows):

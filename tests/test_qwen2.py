@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from levels import slow
 from rounding import EPS, assert_near, reference
 from tables import cases
 
@@ -207,8 +208,7 @@ def test_even_keys_are_the_same_model(shape):
     assert size[0] >= 600 and size[1] < (2 if shape.qk_norm else 2**0.5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sequence", ["", "tensor"], ids=["heads", "joined heads"])
+@pytest.mark.parametrize("sequence", [slow(""), slow("tensor")], ids=["heads", "joined heads"])
 def test_a_mesh_computes_the_same(sequence, capfd):
     """Qwen3 with heads split, and with tokens split between the products too. The partitioner
     gathers no whole embedding or activation."""

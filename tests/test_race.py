@@ -108,9 +108,8 @@ def test_a_run_is_judged(monkeypatch, tmp_path):
         assert folder.is_dir()
         return accuracies[int(folder.name[-6:])]
 
-    referee = types.SimpleNamespace(
-        accuracy=accuracy, require_base=lambda folder: asked.append(f"the base, {folder.name}")
-    )
+    begun = lambda folder: asked.append(f"the base, {folder.name}")
+    referee = types.SimpleNamespace(accuracy=accuracy, require_base=begun)
     args = types.SimpleNamespace(lr=3e-4, steps=20, goal=0.8)
     found = race.run("works", 0, args, tmp_path / "base", tmp_path / "works_0", referee)
     assert asked[:3] == ["the base, step_000000", "step_000000", "step_000005"]

@@ -4,6 +4,7 @@ judge by HTTP: test_reward_forms.py.)"""
 import re
 
 import pytest
+from levels import slow
 from pages import DOCS
 from test_rewards import TOKENS, problem, response, rewarded
 
@@ -27,7 +28,7 @@ RESPONSES = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 def test_code_is_run_and_held(tmp_path, workers):
     """One that has learned the results by heart passes: there have to be more cases than a policy
     sees. What it expects is nowhere in the process that it runs in."""

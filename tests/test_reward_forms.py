@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from levels import slow
 from test_rewards import TOKENS, grades, problem, response, rewarded
 
 from dapo_jax.dapo.dynamic_sampling import Group
@@ -105,7 +106,7 @@ FORMS = {  # function -> scores, right
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, slow(1)])
 def test_each_form_is_graded_as_it_stands(own, name, workers):
     found = judged(f"{own}:{name}", TEXTS, workers=workers)
     np.testing.assert_array_equal(found.score_G, FORMS[name][0])

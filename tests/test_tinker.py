@@ -4,6 +4,7 @@ import asyncio
 import re
 
 import pytest
+from levels import slow
 from test_rewards import grades, rewarded
 
 from dapo_jax import config
@@ -105,7 +106,7 @@ PROBLEMS = {  # data set -> (the class of its environments, what its problem is 
 }
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, slow(1)])
 @pytest.mark.parametrize("what", PROBLEMS)
 def test_rows_and_scores_are_the_environment_s(made, what, workers):
     """200 responses of each of two published environments."""

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import stubbed_train
+from levels import slow
 from test_config import changed
 
 from dapo_jax import algorithm, config, train
@@ -189,13 +190,9 @@ def test_updates_that_are_not_finite_stop_the_run_with_a_checkpoint(tmp_path, ca
 @pytest.mark.parametrize(
     ("fields", "steps", "why"),
     [
-        ({"dynamic_sampling.max_empty_steps": 3}, 3, "nothing to learn: 3 steps in a row"),
+        slow({"dynamic_sampling.max_empty_steps": 3}, 3, "nothing to learn: 3 steps in a row"),
         ({"dynamic_sampling.on_exhausted": "stop"}, 1, "dynamic sampling used up its 2 rounds"),
-        (
-            {"guard.entropy_max": 0.5, "guard.stop_after": 2},
-            2,
-            "2 steps in a row with an alarm (config.guard.stop_after)",
-        ),
+        slow({"guard.entropy_max": 0.5, "guard.stop_after": 2}, 2, "2 steps in a row with"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
 )

@@ -12,7 +12,7 @@ import optax
 import pytest
 import scipy.special
 from jax.sharding import Mesh
-from levels import compiled_soon
+from levels import compiled_soon, slow
 from rounding import assert_near, reference
 from test_qwen2 import oracle_logits
 
@@ -286,8 +286,7 @@ def test_gradient_against_dense_float64(programs, params, batch, expected, case,
     assert_near(run(programs, params, batch, c), expected[case])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "gspo"])
+@pytest.mark.parametrize("name", [slow("ppo"), slow("gspo")])
 @compiled_soon()
 def test_shared_prompts_give_the_same_gradient(params, batch, name):
     """Groups of three share a prompt, which is computed once."""
@@ -417,9 +416,6 @@ def test_sums_over_a_response_in_every_layout(params):
 
 
 # --- however it is computed -----------------------------------------------------------------------
-
-
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(

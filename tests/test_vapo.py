@@ -391,6 +391,7 @@ def test_a_model_of_other_tokens_is_refused(tmp_path):
         config.validate(c, 8, files=True)
 
 
+@pytest.mark.slow
 def test_dapo_s_programs_are_the_same():
     """By their text: a value model adds two, and none of DAPO's knows of it; the loss on right
     responses changes the update's alone."""
