@@ -30,6 +30,7 @@ ROWS = (
     Row("dapo_qwen2_5_32b", "v5p-256"),
     Row("dapo_qwen2_5_32b", "v5p-512"),
     Row("dapo_qwen2_5_32b", "v6e-256"),
+    Row("dapo_qwen2_5_32b", "2xv5p-256"),
     Row("dapo_qwen2_5_32b", "v5e-256"),
     Row("dapo_qwen2_5_7b", "v6e-16"),
     Row("dapo_qwen2_5_7b", "v6e-64"),

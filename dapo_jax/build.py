@@ -212,8 +212,8 @@ def _trainer(kind: type, shape, mesh: Mesh, rules, optimizer, dtype, more, *opti
 
 
 def calls(config, m: Machine) -> dict[str, Call]:
-    """What a step runs, by name and quick to compile first: 'decode weights' (a cast), 'prefill',
-    'decode_MODE', for the last rows 'decode_MODE, N slots', 'old log-probs' and 'update'."""
+    """What a step runs, by name, quick to compile first: 'decode weights' (a cast), 'prefill',
+    'pages to other shards', 'decode_MODE' (', N slots': last rows), 'old log-probs', 'update'."""
     abstract = qwen2.abstract(m.shape)
     rows = m.layout.micro_rows
     wanted = m.trainer.abstract(-(-m.layout.max_items // rows), rows, m.layout.row_tokens)
@@ -223,7 +223,7 @@ def calls(config, m: Machine) -> dict[str, Call]:
     out = {
         "decode weights": Call(m.engine.programs.weights.to_decode_layout, (params,)),
         "prefill": sampler.prefill,
-    }
+    } | sampler.others
     modes, decode = {draw.mode for draw in draws}, sampler.decode.items()
     out |= {f"decode_{name}": call for name, call in decode if name.split(",")[0] in modes}
     if config.loss.old_logprobs == "recompute" or config.loss.kl_coef:

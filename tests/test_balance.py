@@ -6,6 +6,7 @@ import pytest
 from test_engine import DRAW, RULES, SHAPE, make_engine
 from test_qwen2 import mesh_of
 
+from dapo_jax import parallel
 from dapo_jax.model import paged, qwen2
 from dapo_jax.plan import roofline, shapes, simulate
 from dapo_jax.plan.constants import VALUES
@@ -122,6 +123,17 @@ def test_a_page_is_copied_bit_for_bit():
         for source, target in copies[:3]:
             np.moveaxis(want, axis, 0)[target] = np.moveaxis(x, axis, 0)[source]
         assert want.tobytes() == np.ascontiguousarray(y).tobytes()
+
+
+def test_the_program_is_compiled_ahead_and_works_in_place():
+    """Where rows move: not where a page is a whole row."""
+    for page_tokens in (8, 0):
+        engine = make_engine((1, 2, 2), slots=16, chunk=2, page_tokens=page_tokens)
+        calls = [*engine.calls(qwen2.abstract(SHAPE)).others.values()]
+        assert len(calls) == bool(page_tokens)
+        for call in calls:
+            memory = call.program.lower(*call.arguments).compile().memory_analysis()
+            assert memory.alias_size_in_bytes == parallel.bytes_on_device(call.arguments[0])
 
 
 def test_the_plan_counts_what_moves():

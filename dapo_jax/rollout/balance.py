@@ -21,7 +21,7 @@ from dapo_jax import parallel
 from dapo_jax.model import paged
 from dapo_jax.rollout.schedule import Row, Schedule
 
-_MOST = 512  # page copies of one call
+MOST = 512  # page copies of one call
 # Tokens that a copied one has to spare the fullest shard: its bytes over a v5p's links take a fifth
 # of the time in which HBM gives them for 128 tokens of a chunk.
 _PRICE = 0.25
@@ -85,24 +85,23 @@ def _exchange(full: list[Row], empty: list[Row], gap: int, alone: bool):
     return float(gain_NxK[i, j]), full[i], others[j]
 
 
-def evener(g: paged.Geometry, mesh: Mesh, rules: parallel.Rules) -> Callable:
-    """(pool, schedule) -> pool, after `moves`. Where a page is a whole row nothing moves, nor
-    between slices, whose network is slow."""
+def mover(g: paged.Geometry, mesh: Mesh, rules: parallel.Rules) -> Callable | None:
+    """A `copier`, or None: where a page is a whole row nothing moves, nor between slices, whose
+    network is slow."""
     slices = {getattr(device, "slice_index", 0) for device in mesh.devices.flat}
-    if g.shards == 1 or g.reader == "rows" or len(slices) > 1:
-        return lambda pool, schedule: pool
-    program, everywhere = copier(g, mesh, (*rules.items(),)), parallel.replicated(mesh)
+    fixed = g.shards == 1 or g.reader == "rows" or len(slices) > 1
+    return None if fixed else copier(g, mesh, (*rules.items(),))
 
-    def even(pool, schedule):
-        copies = moves(schedule)
-        for i in range(0, len(copies), _MOST):
-            pages_Mx2 = np.zeros((_MOST, 2), np.int32)
-            pages_Mx2[: len(copies) - i] = copies[i : i + _MOST]
-            n = np.int32(min(len(copies) - i, _MOST))
-            pool = program(pool, *parallel.to_program((pages_Mx2, n), everywhere))
-        return pool
 
-    return even
+def even(copy: Callable | None, mesh: Mesh, pool, schedule: Schedule):
+    """The pool after `moves`, by a `mover`; without one nothing moves."""
+    copies = moves(schedule) if copy else ()
+    for i in range(0, len(copies), MOST):
+        pages_Mx2 = np.zeros((MOST, 2), np.int32)
+        pages_Mx2[: len(copies) - i] = copies[i : i + MOST]
+        given = pages_Mx2, np.int32(min(len(copies) - i, MOST))
+        pool = copy(pool, *parallel.to_program(given, parallel.replicated(mesh)))
+    return pool
 
 
 @functools.lru_cache(maxsize=8)

@@ -30,6 +30,7 @@ class SamplerCalls(NamedTuple):
 
     prefill: Call
     decode: dict[str, Call]  # `Draw.mode`, or 'MODE, N slots' of the last rows -> program
+    others: dict[str, Call]  # where rows move
 
 
 class Engine:
@@ -55,8 +56,7 @@ class Engine:
         self.resumes = settings.staleness + settings.turns > 0  # whether requests may have a prefix
         window = prompt_tokens + response_tokens * self.resumes  # that prefill looks back over
         self.prefill_tokens = min(settings.prefill_tokens, -(-window // 8) * 8)
-        self.shape = shape.merged
-        self.stop_ids = tuple(sorted(stop_ids))
+        self.shape, self.stop_ids = shape.merged, tuple(sorted(stop_ids))
         self.mesh, self.rules, self.dtype = mesh, rules, dtype
         self._fraction = settings.cache_fraction
         sizes = dict(slots=slots, shards=self.shards, row_tokens=prompt_tokens + response_tokens)
@@ -69,7 +69,7 @@ class Engine:
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
         self.rungs = rungs(slots, self.shards) if self.geometry.by_kernel else ()
-        self.even = balance.evener(self.geometry, mesh, rules)
+        self.mover = balance.mover(self.geometry, mesh, rules)
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
 
@@ -82,8 +82,7 @@ class Engine:
 
     def calls(self, params) -> SamplerCalls:
         """To compile ahead or for other devices. params: anything with the weights' shapes."""
-        slots, batch = self.slots, self.prefill_rows * self.shards
-        rows = self.geometry.row_pages
+        slots, batch, rows = self.slots, self.prefill_rows * self.shards, self.geometry.row_pages
         number = lambda *size, dtype=np.int32: jax.ShapeDtypeStruct(size, dtype)
         weights = jax.eval_shape(self.programs.weights.to_decode_layout, params)
         weights = parallel.sharded(weights, self.programs.weights.layout)
@@ -99,8 +98,10 @@ class Engine:
         prompts = number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
         prompts = parallel.for_program(paged.Prompts(*prompts), self._prompt_axes)
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-        settings = (key, number(dtype=np.float32))
-        settings = parallel.for_program(settings, parallel.replicated(self.mesh))
+        everywhere = parallel.replicated(self.mesh)
+        settings = parallel.for_program((key, number(dtype=np.float32)), everywhere)
+        moved = parallel.for_program((number(balance.MOST, 2), number()), everywhere)
+        others = {"pages to other shards": Call(self.mover, (pool, *moved))} if self.mover else {}
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
         sizes = {"": slots} | {f", {n} slots": n for n in self.rungs}
@@ -109,7 +110,7 @@ class Engine:
             for mode, program in self.programs.decode.items()
             for name, size in sizes.items()
         }
-        return SamplerCalls(Call(self.programs.prefill, (weights, pool, prompts)), decode)
+        return SamplerCalls(Call(self.programs.prefill, (weights, pool, prompts)), decode, others)
 
     def require_memory(self, params, limit: int) -> None:
         """Raise ValueError if weights and cache alone exceed `limit` bytes per device, and say what
@@ -228,7 +229,8 @@ class Engine:
             evicted += schedule.grow()
             new, copies = schedule.admit()
             pool = self._prefill(decode_params, pool, schedule, new)
-            pool = self.even(self._copy(pool, copies) if copies else pool, schedule)
+            pool = self._copy(pool, copies) if copies else pool
+            pool = balance.even(self.mover, self.mesh, pool, schedule)
             doing, there = self._slots(schedule, table_SxR)
             mode = draw._replace(top_p=min(row.request.top_p for row, _ in there)).mode
             seeds = {i: row.request.draw.seed for row, i in there}
