@@ -30,7 +30,7 @@ def test_pages_are_those_of_the_results():
 def test_a_result_is_whole(name):
     found = tables.read(name)
     assert found.keys() == FIELDS | {"columns", "rows"} and found["title"] and found["command"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [0-9a-f]{40}", f"{found['date']} {found['commit']}")
     assert found["rows"] and {len(row) for row in found["rows"]} == {len(found["columns"])}
     folder = harness.ROOT / "benchmarks" / "figures"
     assert all((folder / file).exists() for file, _ in found["figures"])
