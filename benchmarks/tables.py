@@ -52,7 +52,11 @@ TOPICS = {
             "pod_steps_values", "pod_staleness", "pod_lora",
         ),
     ),
-    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_more", "diagnose_runs")),
+    "diagnosis": Topic(
+        "What `lab diagnose` finds",
+        ("diagnose", "diagnose_more", "diagnose_first", "diagnose_second", "diagnose_runs",
+         "diagnose_more_runs"),
+    ),
     "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),
 }  # fmt: skip
 
