@@ -2,9 +2,13 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from scripts import ROOT
 
 from dapo_jax import config
 from dapo_jax.lab import causes, diagnose
@@ -345,6 +349,17 @@ def test_the_command(tmp_path, capsys):
     assert json.loads((tmp_path / "d.json").read_text())["first"] == "apart"
     assert diagnose.main([write(tmp_path / "b", evidence())]) == diagnose.NOTHING == 0
     assert capsys.readouterr().out.startswith("nothing found\n")
+
+
+def test_the_command_before_head(tmp_path):
+    """Nobody reads on: no traceback, and the same exit status."""
+    run = write(tmp_path / "a", evidence())
+    nobody, out = os.pipe()
+    os.close(nobody)
+    command = [sys.executable, "-m", "dapo_jax.lab", "diagnose", run]
+    done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (diagnose.NOTHING, "")
 
 
 def test_answers_of_evaluations_count(tmp_path, capsys):
