@@ -4,8 +4,9 @@
 
     quickstart            DAPO and naive GRPO, from one base model
     quickstart_own_base   the same, a base model per seed, as the quickstart itself has
-    recipes               DAPO, each of `presets.RECIPES`, and DAPO with each of LOSSES; all keep
-                          the quickstart's sizes and learning rate, which were chosen for DAPO
+    recipes               DAPO and each of `presets.RECIPES`; all keep the quickstart's sizes and
+                          learning rate, which were chosen for DAPO
+    recipes_losses        DAPO, and the same with each of LOSSES in place of PPO's clip
     curricula             tokens to an accuracy of .9 on 512 problems, so that epochs pass
     staleness_quickstart  `rollout.staleness` 0, 1 and 2; those above 0 have the weight of
     staleness_ladder      importance that they need, capped at 5, and slots for all that may be in
@@ -244,6 +245,11 @@ AT_BOTH = (
     *scored("at {updates:.0f} updates", window(UPDATES)),
     *scored("at {tokens:.3g} M tokens", window(TOKENS)),
 )
+RECIPES = (
+    *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's", told=True),
+    *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's", told=True),
+    last("updates", UPDATES, "{:.0f}"), MILLIONS,
+)  # fmt: skip
 QUICKSTART = tuple(scored("at {updates:.0f} updates", last_within(UPDATES)))
 AGED = (
     *scored("accuracy at {updates:.0f} updates", window(UPDATES), less="less that of S=0"),
@@ -275,13 +281,8 @@ STUDIES = {
         (*scored("at the start", FIRST), *QUICKSTART, Column("seed by seed", EACH_SEED)),
         own_base=True,
     ),
-    "recipes": Study(
-        ("dapo", *presets.RECIPES, *LOSSES), recipe_fields, (
-            *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's", told=True),
-            *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's", told=True),
-            last("updates", UPDATES, "{:.0f}"), MILLIONS,
-        ),
-    ),
+    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields, RECIPES),
+    "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, RECIPES),
     "curricula": Study(
         tuple(CURRICULA), curriculum_fields, (
             *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's"),

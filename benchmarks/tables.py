@@ -24,9 +24,8 @@ TOPICS = {
         "What it learns, and how quickly",
         (
             "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
-            "quickstart_lora", "recipes", "curricula", "staleness_quickstart", "staleness_ladder",
-            "vapo_ladder", "vapo", "vapo_chains", "turns",
-            "turns_guess",
+            "quickstart_lora", "recipes", "recipes_losses", "curricula", "staleness_quickstart",
+            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "turns", "turns_guess",
         ),
     ),
     "mechanisms": Topic(
