@@ -6,6 +6,7 @@
     quickstart_own_base   the same, a base model per seed, as the quickstart itself has
     recipes               DAPO and each of `presets.RECIPES`; all keep the quickstart's sizes and
                           learning rate, which were chosen for DAPO
+    recipes_losses        DAPO, and the same with each of LOSSES in place of PPO's clip
     curricula             tokens to an accuracy of .9 on 512 problems, so that epochs pass
     staleness_quickstart  `rollout.staleness` 0, 1 and 2; those above 0 have the weight of
     staleness_ladder      importance that they need, capped at 5, and slots for all that may be in
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, rungs
 from benchmarks.harness import Flag
 from dapo_jax import config
 from dapo_jax.config import presets
@@ -44,10 +45,12 @@ Runs = Mapping[str, Sequence[Run]]  # arm -> seed -> run
 
 class Column(NamedTuple):
     """cell: (the arm's runs, runs of the plain arm, budgets) -> text. head may hold {updates} and
-    {tokens}, the budgets: the fewest updates, and million tokens, of any run."""
+    {tokens}, the budgets: the fewest updates, and million tokens, of any run. With a score the
+    column has a verdict beside the cell: t-tests at 5%, corrected by Holm for all in the table."""
 
     head: str
     cell: Callable[[Sequence[Run], Sequence[Run], Mapping[str, float]], Any]
+    score: Callable[[Run, Mapping[str, float]], float] | None = None
 
 
 class Study(NamedTuple):
@@ -70,8 +73,16 @@ def quickstart_fields(arm: str, out: pathlib.Path, **changes) -> dict:
     return config.leaves(file_config(file)) | changes
 
 
+LOSSES = {  # loss.objective -> what its authors set with it (docs/own_loss.md)
+    "sapo": {}, "dppo_tv": {"loss.clip_low": 0.15, "loss.clip_high": 0.15, "loss.dual_clip": 20.0},
+    "clip_cov": {"loss.clip_low": 1.0, "loss.clip_high": 1.0}, "kl_cov": {}, "high_entropy": {},
+    "ess": {},
+}  # fmt: skip
+
+
 def recipe_fields(arm: str, out: pathlib.Path, **changes) -> dict:
-    return config.leaves(file_config("quickstart", "" if arm == "dapo" else arm)) | changes
+    c = config.leaves(file_config("quickstart", arm if arm in presets.RECIPES else ""))
+    return c | ({"loss.objective": arm} | LOSSES[arm] if arm in LOSSES else {}) | changes
 
 
 CURRICULA = {
@@ -157,15 +168,16 @@ def tokens_to(run: Run, level: float) -> tuple[float, bool]:
     return float(np.interp(level, values[i - 1 : i + 1], at[i - 1 : i + 1])), True
 
 
-def scored(head: str, score: Callable[[Run, Mapping[str, float]], float], less: str = ""):
-    """The column of a number per run and, with `less`, of its difference from the plain arm's."""
+def scored(head: str, score: Callable[[Run, Mapping[str, float]], float], less="", told=False):
+    """The column of a number per run and, with `less`, of its difference from the plain arm's;
+    with `told`, a verdict beside that."""
     each = lambda runs, end: [score(run, end) for run in runs]
 
     def difference(runs, plain, end):
         return "-" if runs is plain else f"{stats.paired(each(runs, end), each(plain, end)):+.3f}"
 
     columns = [Column(head, lambda runs, plain, end: stats.interval(each(runs, end)))]
-    return [*columns, *([Column(less, difference)] if less else [])]
+    return [*columns, *([Column(less, difference, score if told else None)] if less else [])]
 
 
 def window(budget: str) -> Callable[[Run, Mapping[str, float]], float]:
@@ -233,6 +245,11 @@ AT_BOTH = (
     *scored("at {updates:.0f} updates", window(UPDATES)),
     *scored("at {tokens:.3g} M tokens", window(TOKENS)),
 )
+RECIPES = (
+    *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's", told=True),
+    *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's", told=True),
+    last("updates", UPDATES, "{:.0f}"), MILLIONS,
+)  # fmt: skip
 QUICKSTART = tuple(scored("at {updates:.0f} updates", last_within(UPDATES)))
 AGED = (
     *scored("accuracy at {updates:.0f} updates", window(UPDATES), less="less that of S=0"),
@@ -264,8 +281,8 @@ STUDIES = {
         (*scored("at the start", FIRST), *QUICKSTART, Column("seed by seed", EACH_SEED)),
         own_base=True,
     ),
-    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields,
-                     (*AT_BOTH, last("updates", UPDATES, "{:.0f}"), MILLIONS)),
+    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields, RECIPES),
+    "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, RECIPES),
     "curricula": Study(
         tuple(CURRICULA), curriculum_fields, (
             *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's"),
@@ -308,15 +325,31 @@ def train(
     return {arm: [read(arm, s) for s in seeds] for arm in arms}
 
 
+def verdicts(study: Study, runs: Runs, end: Mapping[str, float]) -> dict[tuple[str, int], str]:
+    """(arm, index of a column with a score) -> the word, for all but the plain arm."""
+    plain, *others = runs
+    each = [(arm, i) for i, c in enumerate(study.columns) if c.score for arm in others]
+    score = lambda arm, i: np.array([study.columns[i].score(run, end) for run in runs[arm]])
+    changes = [score(arm, i) - score(plain, i) for arm, i in each]
+    told = zip(each, changes, stats.differ(changes), strict=True)
+    return {key: rungs.word(stats.interval(x), sure) for key, x, sure in told}
+
+
 def compared(study: Study, runs: Runs, name: str = "") -> harness.Table:
-    """One row per arm. The plain arm, which is the first, must be among them."""
+    """One row per arm. The plain arm must be the first."""
     every = [run for of in runs.values() for run in of]
     end = {budget: min(run[-1][budget] for run in every) for budget in (UPDATES, TOKENS)}
-    heads = [c.head.format(updates=end[UPDATES], tokens=end[TOKENS] / 1e6) for c in study.columns]
-    table = harness.Table("arm", *heads, name=name)
-    plain = runs[study.arms[0]]
+    budgets = {"updates": end[UPDATES], "tokens": end[TOKENS] / 1e6}
+    both = lambda cell, c, word: [cell, word] if c.score else [cell]
+    heads = [h.format(**budgets) for c in study.columns for h in both(c.head, c, "verdict")]
+    plain, table = runs[study.arms[0]], harness.Table("arm", *heads, name=name)
+    words = verdicts(study, runs, end)
     for arm, of in runs.items():
-        table.row(arm, *(column.cell(of, plain, end) for column in study.columns))
+        cells = (
+            (c.cell(of, plain, end), c, words.get((arm, i), "-"))
+            for i, c in enumerate(study.columns)
+        )
+        table.row(arm, *(x for cell in cells for x in both(*cell)))
     return table
 
 

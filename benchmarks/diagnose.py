@@ -3,10 +3,11 @@
     python -m benchmarks diagnose --full --write [--out=runs/diagnose] [--jobs=1]
 
 A run has 16 steps of 8 groups of 8 responses and 4 updates, from a base model as the quickstart's.
-Each is broken in one way (BREAKS; rewards and machine of broken.py), on a task in turn. The
-rules were made on runs with --first below 1000, whose tasks are SEEN; --full has other seeds,
-another base and the tasks NEW. With --out the same command goes on where it was cut off. A run is
-found if its first cause is the one that it was broken by; a healthy one, if nothing is.
+Each is broken in one way (BREAKS; rewards and machine of broken.py), on a task in turn. The first
+rules were made on runs with --first below 1000, whose tasks are SEEN, and measured on other seeds,
+another base and the tasks NEW (1000 and 2000). Looking at these made the rules of today, which are
+measured from 3000 on, on the tasks LATER. With --out the same command goes on where it was cut off.
+A run is found if its first cause is the one that it was broken by; a healthy one, if nothing is.
 """
 
 import concurrent.futures
@@ -31,7 +32,7 @@ from dapo_jax.data import arithmetic
 from dapo_jax.lab import diagnose
 
 FLAGS = {
-    "first": Flag(0, 1000, "seed of the base, and of the first run"),
+    "first": Flag(0, 3000, "seed of the base, and of the first run"),
     "only": Flag("limit", "", "regular expression: runs whose name has it"),
     "jobs": Flag(1, 2, "processes, each of which makes runs one after the other"),
     "out": Flag("", "", "folder that keeps the runs; '' = none is kept"),
@@ -60,6 +61,13 @@ NEW = {
     "3-6, filter": Task((3, 4, 5, 6), {"loss.overlong_filter": "group"}),
     "2-7, half the rate": Task((2, 3, 4, 5, 6, 7), {"optim.lr": 3e-4}),
 }
+LATER = {
+    "4-6": Task((4, 5, 6)),
+    "2-4, GRPO": Task((2, 3, 4), GRPO),
+    "2-6, half the rate": Task((2, 3, 4, 5, 6), {"optim.lr": 3e-4}),
+    "3-5, filter": Task((3, 4, 5), {"loss.overlong_filter": "group"}),
+    "2-5": Task((2, 3, 4, 5)),
+}
 HEALTHY = NEW | {  # further tasks of healthy runs; each has two seeds
     "3-6, CISPO": Task((3, 4, 5, 6), {
         "loss.objective": "cispo", "loss.clip_low": 1.0, "loss.clip_high": 4.0,
@@ -73,6 +81,16 @@ HEALTHY = NEW | {  # further tasks of healthy runs; each has two seeds
     }),
     "3-4, band": Task((3, 4), {"curriculum.band_low": 0.1, "curriculum.band_high": 0.9}),
 }  # fmt: skip
+HEALTHY_LATER = LATER | {
+    name.replace(was, now): HEALTHY[name]._replace(levels=levels)
+    for name, was, now, levels in (
+        ("3-6, CISPO", "3-6", "3-5", (3, 4, 5)),
+        ("2-4, staleness", "2-4", "2-5", (2, 3, 4, 5)),
+        ("3-6, revisits", "3-6", "2-4", (2, 3, 4)),
+        ("2-5, Dr. GRPO", "2-5", "3-6", (3, 4, 5, 6)),
+        ("3-4, band", "3-4", "2-6", (2, 3, 4, 5, 6)),
+    )
+}
 
 
 class Break(NamedTuple):
@@ -141,13 +159,16 @@ class Job(NamedTuple):
 
 
 def jobs(first: int) -> Iterator[Job]:
+    """Those of a bench. From 4000 on each thousand moves the breaks on by a task."""
     tasks, healthy = ([*SEEN], [*SEEN]) if first < 1000 else ([*NEW], [*HEALTHY])
-    n = 0
+    if first >= 3000:
+        tasks, healthy = [*LATER], [*HEALTHY_LATER]
+    n, turn = 0, max(first // 1000 - 3, 0)
     for i, b in enumerate(BREAKS):
         stale = "rollout.staleness" in b.fields  # no curriculum can choose then
         fit = [t for t in tasks if not (stale and "curriculum" in t)]
         for k in range(b.runs):
-            yield Job(f"{b.cause}, {b.how}, {k}", fit[(i + 2 * k) % len(fit)], i, first + n)
+            yield Job(f"{b.cause}, {b.how}, {k}", fit[(i + 2 * k + turn) % len(fit)], i, first + n)
             n += 1
     for i, task in enumerate(healthy * 2):
         yield Job(f"healthy, {task}, {i // len(healthy)}", task, -1, first + n + i)
@@ -211,7 +232,7 @@ def made(out: pathlib.Path, job: Job, first: int) -> dict:
     if (where / "found.json").exists():
         return json.loads((where / "found.json").read_text())
     began, how = time.process_time(), BREAKS[job.breaks] if job.breaks >= 0 else None
-    task = (SEEN | HEALTHY)[job.task]
+    task = (SEEN | HEALTHY | HEALTHY_LATER)[job.task]
     c, data = base_config(job.seed), where.with_name(f"{where.name}_data")
     write_problems(data, (how and how.levels) or task.levels, job.seed, how)
     c.data.train, c.tokenizer.path = str(data / "train.jsonl"), str(data / "tokenizer.model")

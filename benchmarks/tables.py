@@ -24,9 +24,8 @@ TOPICS = {
         "What it learns, and how quickly",
         (
             "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
-            "quickstart_lora", "recipes", "curricula", "staleness_quickstart", "staleness_ladder",
-            "vapo_ladder", "vapo", "vapo_chains", "turns",
-            "turns_guess",
+            "quickstart_lora", "recipes", "recipes_losses", "curricula", "staleness_quickstart",
+            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "turns", "turns_guess",
         ),
     ),
     "mechanisms": Topic(
@@ -52,7 +51,11 @@ TOPICS = {
             "pod_steps_values", "pod_staleness", "pod_lora",
         ),
     ),
-    "diagnosis": Topic("What `lab diagnose` finds", ("diagnose", "diagnose_more", "diagnose_runs")),
+    "diagnosis": Topic(
+        "What `lab diagnose` finds",
+        ("diagnose", "diagnose_more", "diagnose_first", "diagnose_second", "diagnose_runs",
+         "diagnose_more_runs"),
+    ),
     "safety": Topic("Interruptions and faults", ("faults", "start", "chaos")),
 }  # fmt: skip
 

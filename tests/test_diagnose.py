@@ -2,14 +2,18 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from scripts import ROOT
 
 from dapo_jax import config
 from dapo_jax.lab import causes, diagnose
 from dapo_jax.lab.dynamics.browse import Sample
-from dapo_jax.lab.evidence import Answer, Curve, Evidence, share, states
+from dapo_jax.lab.evidence import Answer, Curve, Evidence, follows, share, states
 
 N = 20
 UP = np.linspace(0.2, 0.8, N)
@@ -50,13 +54,13 @@ def rows(right: str, wrong: str, answer: str = "9") -> list[Sample]:
     return made
 
 
-def evidence(samples=(), fields=None, **series) -> Evidence:
+def evidence(samples=(), fields=None, answers=(), **series) -> Evidence:
     """A healthy run with these tags (a/b written a__b) in place of its own; None: not logged."""
     made = HEALTHY | {k.replace("__", "/"): v for k, v in series.items()}
     at = lambda v: v if isinstance(v, tuple) else (np.arange(1, len(v) + 1), np.asarray(v, float))
     found = {tag: at(v) for tag, v in made.items() if v is not None}
     leaves = config.leaves(config.base()) | (fields or {})
-    return Evidence(found, leaves, list(samples) or rows("Answer: 9", "Answer: 8"))
+    return Evidence(found, leaves, list(samples) or rows("Answer: 9", "Answer: 8"), answers)
 
 
 def evaluated(*values):
@@ -66,6 +70,10 @@ def evaluated(*values):
 EVAL = "eval/heldout/avg@k"
 STALE = {"rollout.staleness": 4}
 FALLS, SEEN = line(0.3, 0.1), {"data__problems_seen": flat(99)}
+NEAR = [Answer(0, str(i), str(i + 1), False) for i in range(40)]  # of a gold answer each
+ANY = [Answer(0, str(i), str(17 * i % 40), False) for i in range(40)]
+PAID = [sample(9, "Answer: 7", "9", True, extracted="7")] * 5  # of 48 more: 9%
+GONE = np.array([0.2, *[0.0] * (N - 1)])  # all that was there after a step
 # rule -> (what makes it fire, what nearly does)
 CASES = {
     causes.log_probs_apart: (
@@ -101,6 +109,14 @@ CASES = {
     causes.gold_marked_wrong: (
         dict(samples=rows("Answer: 8", "Answer: 9", "9 apples")),
         dict(samples=rows("Answer: 9", "Answer: 90", "9 apples")),
+    ),
+    causes.wrong_marked_right: (
+        dict(samples=rows("Answer: 8", "Answer: 7")),
+        dict(samples=rows("Answer: 9", "Answer: 7") + PAID),
+    ),
+    causes.guesses: (
+        dict(reward__accuracy=flat(0.02), answers=NEAR),
+        dict(reward__accuracy=flat(0.02), answers=ANY),
     ),
     causes.evaluation_ahead: (
         {"reward__accuracy": flat(0.05), EVAL: evaluated(0.5, 0.5)},
@@ -170,6 +186,54 @@ CASES = {
         dict(policy__ratio_max=flat(1.001)),
     ),
 }  # fmt: skip
+
+
+# What else makes a rule fire, and what nearly does
+MORE = [
+    (causes.no_answer_found, dict(sampling__parse_fail_frac=flat(0.9)),
+     dict(sampling__parse_fail_frac=[0.03, *[0.9] * (N - 1)])),  # after an update
+    (causes.guesses, dict(reward__accuracy=flat(0.02), answers=NEAR),
+     dict(reward__accuracy=flat(0.04), answers=NEAR)),  # guessing has .024
+    (causes.guesses, dict(reward__accuracy=flat(0.02), answers=NEAR),
+     dict(reward__accuracy=flat(0.02), answers=NEAR, response__truncated_frac=flat(0.2))),
+    (causes.evaluation_ahead, {"reward__accuracy": flat(0.05), EVAL: evaluated(0.15, 0.15)},
+     {"reward__accuracy": GONE, EVAL: evaluated(0.15, 0)}),  # it was there before the updates
+    (causes.too_old, {"policy__importance_ess": flat(0.8), EVAL: evaluated(0.3, 0.4, 0.2),
+                      "fields": STALE},
+     {"policy__importance_ess": flat(0.8), EVAL: evaluated(0.3, 0.2, 0.28), "fields": STALE}),
+    (causes.moves_too_far, dict(policy__approx_kl=[2.0], reward__accuracy=GONE),
+     dict(policy__approx_kl=[0.4], policy__clip_low_frac=[0.1], policy__clip_high_frac=[0.1],
+          reward__accuracy=GONE)),  # what a single step has is no share of the steps
+    (causes.moves_too_far, dict(policy__approx_kl=[2.0, *flat(0)], reward__accuracy=GONE),
+     dict(policy__approx_kl=[2.0, *flat(0)], reward__accuracy=line(0.2, 0.15))),
+    (causes.limit_too_short, dict(response__truncated_frac=flat(0.2), reward__accuracy=FALLS),
+     dict(response__truncated_frac=flat(0.2))),
+    (causes.all_learned,
+     dict(data__epochs=line(0, 8), sampling__all_correct_frac=line(0, 0.6)),
+     dict(data__epochs=line(0, 8), sampling__all_correct_frac=line(0, 0.5))),
+    (causes.by_heart, {"data__epochs": line(1, 20), EVAL: evaluated(0.2, 0.35, 0.52)},
+     {"data__epochs": line(1, 20), EVAL: evaluated(0.2, 0.4, 0.6)}),
+    (causes.none_left, dict(curriculum__left_out=line(0, 70), data__epochs=line(0, 4),
+                            reward__accuracy=UP[:-2], **SEEN),
+     dict(curriculum__left_out=line(0, 70), data__epochs=line(0, 4), **SEEN)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "fires", "near"), MORE, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_rule_s_other_figures(rule, fires, near):
+    assert np.isfinite(rule(evidence(**fires)).value) and rule(evidence(**near)) is None
+
+
+def test_answers_that_follow_their_gold_answers():
+    """Pair by pair; what has no number, or two gold ones, is left out."""
+    rng = np.random.default_rng(3)
+    pairs = [(g, g + int(rng.integers(-6, 7))) for g in rng.integers(0, 21, 50).tolist()]
+    more = [Answer(0, "a", "3", False), Answer(0, "3", "none", False), Answer(0, "1, 2", "1", None)]
+    found = follows([Answer(0, str(g), f"x = {s}.", g == s) for g, s in pairs] + more)
+    told = [(a > b) == (c > d) for a, c in pairs for b, d in pairs if a != b and c != d]
+    assert found.alike == pytest.approx(np.mean(told)) and 0.6 < found.alike < 0.95
+    assert found.chance == pytest.approx(np.mean([s == g for g, _ in pairs for _, s in pairs]))
+    assert all(np.isnan(follows(NEAR[:31]))) and follows(NEAR[:32]).alike == 1.0
 
 
 def test_every_rule_has_its_two_cases():
@@ -285,6 +349,17 @@ def test_the_command(tmp_path, capsys):
     assert json.loads((tmp_path / "d.json").read_text())["first"] == "apart"
     assert diagnose.main([write(tmp_path / "b", evidence())]) == diagnose.NOTHING == 0
     assert capsys.readouterr().out.startswith("nothing found\n")
+
+
+def test_the_command_before_head(tmp_path):
+    """Nobody reads on: no traceback, and the same exit status."""
+    run = write(tmp_path / "a", evidence())
+    nobody, out = os.pipe()
+    os.close(nobody)
+    command = [sys.executable, "-m", "dapo_jax.lab", "diagnose", run]
+    done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (diagnose.NOTHING, "")
 
 
 def test_answers_of_evaluations_count(tmp_path, capsys):

@@ -25,6 +25,7 @@ from test_update import (
     params_of,
 )
 
+from benchmarks import arms
 from dapo_jax import algorithm, config, parallel
 from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.state import Counters, State
@@ -387,3 +388,12 @@ def test_each_is_an_entry_with_its_own_settings(name):
     with pytest.raises(ValueError, match="cannot be compared token by token"):
         redraw.by_token(c)
     assert choose.of(config.base()).learn is algorithm.learn
+
+
+def test_losses_are_compared_with_nothing_else_changed(tmp_path):
+    arms_of = arms.STUDIES["recipes_losses"].arms
+    plain, *others = (arms.recipe_fields(arm, tmp_path) for arm in arms_of)
+    moved = [{key for key in plain if plain[key] != other[key]} for other in others]
+    assert len(others) == 6 and all("loss.objective" in keys for keys in moved)
+    bounds = {"loss.clip_low", "loss.clip_high", "loss.dual_clip"}
+    assert set().union(*moved) == {"loss.objective"} | bounds

@@ -10,6 +10,7 @@ import pytest
 from scripts import ROOT
 
 from benchmarks import rungs
+from dapo_jax.lab.experiments import bandit, bases, mechanisms, pool, study
 from dapo_jax.log import metrics
 
 README = (ROOT / "README.md").read_text()
@@ -72,8 +73,8 @@ WARM = ("supervised_warmup.skill_steps=9", "supervised_warmup.habit_steps=1")
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_the_pages_of_variants_by_fewer_steps(tmp_path, shell):
-    """docs/vapo.md, turns.md and rungs.md, but what makes runs for hours. The base of the rungs
-    is one that has learned nothing."""
+    """docs/vapo.md, turns.md and rungs.md, but what makes runs for hours; of VAPO's ladder a rung.
+    The base of the rungs is one that has learned nothing."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
 
     def typed(line: str, *fields: str) -> str:
@@ -94,5 +95,22 @@ def test_the_pages_of_variants_by_fewer_steps(tmp_path, shell):
         assert metrics.read(workdir / "metrics.jsonl")[-1]["step"] == 1 + (line == vapo)
     (plan,) = shown("vapo.md", "python -m dapo_jax.plan")
     assert " on v5p-256 = " in typed(plan)
+    (ladder,) = shown("vapo.md", "python -m dapo_jax.lab ladder")
+    typed(ladder.replace("--seeds=5", "--seeds=1 --jobs=1 --only=ppo"), *small[vapo])
+    assert "| ppo | 5 |" in (tmp_path / "runs/ladder_vapo/table.md").read_text()
     (kept,) = shown("rungs.md", "python -m benchmarks rungs --kept")
     assert "+dynamic_sampling" in typed(kept)
+
+
+def test_vapo_s_experiments_are_those_that_its_page_names(tmp_path, monkeypatch):
+    """All but their runs, which take minutes: test_mechanisms.py has what becomes of these."""
+    monkeypatch.chdir(tmp_path)
+    begun = {}
+    monkeypatch.setattr(pool, "run_all", lambda tasks, out, *_: begun.update({str(out): tasks}))
+    monkeypatch.setattr(mechanisms, "report", lambda *_: "")
+    lines = shown("vapo.md", "python -m dapo_jax.lab mechanisms")
+    said = [mechanisms.main(pages.words(line)[3:]) for line in lines]
+    assert [*begun] == ["runs/positive_lm", "runs/value_pretraining"] and said == [None, None]
+    play, pretrain = ({t.work for t in tasks} for tasks in begun.values())
+    assert play == {bandit.make, bandit.play} and pretrain == {bases.make, study.run}
+    assert (tmp_path / "runs/value_pretraining/data").is_dir()

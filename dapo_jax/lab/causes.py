@@ -7,28 +7,12 @@ table. A rule that lacks a tag, or steps, says nothing, and `lab/diagnose.py` sa
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax.lab.evidence import LEARNED, RISE, Curve, Evidence, share, states
-
-
-class Finding(NamedTuple):
-    """A figure out of its bound. step: the first at which it is; value, bound: in its unit."""
-
-    tag: str
-    step: int
-    value: float
-    bound: float
-    why: str  # what the figure says, and where the bound comes from
-
-
-def older(config: Mapping[str, Any]) -> bool:
-    """Whether a batch may hold responses that older weights drew."""
-    carried = config.get("dynamic_sampling.surplus") == "carry"
-    return bool(config.get("rollout.staleness") or carried)
+from dapo_jax.lab.evidence import LEARNED, RISE, Curve, Evidence, Finding, follows, share, states
 
 
 def log_probs_apart(e: Evidence) -> Finding | None:
@@ -37,7 +21,7 @@ def log_probs_apart(e: Evidence) -> Finding | None:
     exact = e.config.get("model.dtype") == "float32"
     exact = exact and e.config.get("rollout.cache_dtype") == "model"
     bound = set_to if set_to > 0 else 0.02 if exact else 1.0
-    if older(e.config) or not c.median > bound:
+    if e.older or not c.median > bound:
         return None
     why = "rounding alone stays far below; bound: guard.gap_max, or by model.dtype and cache_dtype"
     return Finding(
@@ -49,7 +33,7 @@ def weights_apart(e: Evidence) -> Finding | None:
     """The importance weight of fresh responses is far from 1."""
     c = e.curve("policy/importance_mean")
     off = np.abs(c.values - 1)
-    if older(e.config) or not np.median(off) > 0.1:
+    if e.older or not np.median(off) > 0.1:
         return None
     why = "weights of trainer over sampler are 1 where both are one policy"
     return Finding("policy/importance_mean", c.since(off > 0.1), c.median, 1.1, why)
@@ -84,11 +68,11 @@ def no_answer_found(e: Evidence) -> Finding | None:
     """Responses end, and from the first step to the last most state no answer."""
     c, cut = e.curve("sampling/parse_fail_frac"), e.curve("response/truncated_frac")
     gain = e.curve("sampling/shadow_gain")
-    if gain.median > 0.05 or not (c.start - cut.start >= 0.4 and c.late - cut.late >= 0.4):
+    apart = (c.values[0] - cut.values[0], c.start - cut.start, c.late - cut.late)
+    if gain.median > 0.05 or not min(apart) >= 0.4:  # the first is of no update's doing
         return None
     why = "share of responses that end without an answer, beyond those cut off: from the start on"
-    value = c.start - cut.start
-    return Finding("sampling/parse_fail_frac", int(c.steps[0]), value, 0.4, why)
+    return Finding("sampling/parse_fail_frac", int(c.steps[0]), apart[1], 0.4, why)
 
 
 def reward_fails(e: Evidence) -> Finding | None:
@@ -125,12 +109,24 @@ def gold_marked_wrong(e: Evidence) -> Finding | None:
     return Finding("samples: wrong, and the gold answer", step, value, 0.15, why)
 
 
+def wrong_marked_right(e: Evidence) -> Finding | None:
+    """Responses that are right by the reward do not have the gold answer for their last word."""
+    right = [a for a in e.judged(right=True) if states(a) is not None]
+    value = share([states(a) for a in right], 32)
+    if not value < 0.85:
+        return None
+    why = f"of {len(right)} answers that are right by the reward, in rollouts/ and eval/, the share"
+    why += " that are the gold answer: it is paid for others too"
+    step = next(a.step for a in right if not states(a))
+    return Finding("samples: right, and the gold answer", step, value, 0.85, why)
+
+
 def evaluation_ahead(e: Evidence) -> Finding | None:
     """Held-out problems are solved and training problems are not, and stay so."""
     c = e.score
     for tag, held in e.evaluations.items():
         for value, train, of in (
-            (float(held.values[0]), c.start, "first evaluation"),
+            (float(held.values[0]), max(c.start, c.values[0]), "first evaluation"),
             (float(held.values.mean()), max(c.start, c.median), "mean of the evaluations"),
         ):
             if value > (bound := 2 * train + 0.03) and not e.learns:
@@ -142,14 +138,29 @@ def evaluation_ahead(e: Evidence) -> Finding | None:
     return None
 
 
+def guesses(e: Evidence) -> Finding | None:
+    """Training answers are right as often as by guessing, and held-out ones follow their gold."""
+    same, bound = follows(e.evaluated), 0.7
+    if not same.alike > bound or e.score.median > 1.3 * same.chance or e.learns:
+        return None
+    if e.curve("response/truncated_frac").start > 0.15:  # what is cut off need not be a guess
+        return None
+    why = "of two held-out problems, how often the one with the larger gold answer has the larger"
+    why += f" answer, .5 by chance; training accuracy is {e.score.median:.3g}, that of guessing"
+    why += f" {same.chance:.3g}: gold answers in training are wrong, or problems far harder there"
+    step = min(a.step for a in e.evaluated)
+    return Finding("eval: answers in the gold answers' order", step, same.alike, bound, why)
+
+
 def too_old(e: Evidence) -> Finding | None:
-    """The weights of older responses are so uneven that few tokens carry an update."""
+    """The weights of older responses are so uneven that few tokens carry an update. Training
+    accuracy is that of older weights too: where evaluations fall, it has not risen."""
     if not e.config.get("rollout.staleness"):
         return None
     age = e.curve("staleness/age_mean").late
     old = "" if math.isnan(age) else f"; trained tokens are {age:.1f} steps old in the mean"
     ess, bound = e.curve("policy/importance_ess"), 0.9
-    if ess.median < bound and not e.learns:
+    if ess.median < bound and not (e.learns and not e.sinks):
         why = f"effective sample size of the importance weights, 1 of fresh responses{old}"
         return Finding(
             "policy/importance_ess", ess.since(ess.values < bound), ess.median, bound, why
@@ -173,7 +184,7 @@ def not_finite(e: Evidence) -> Finding | None:
 
 def moves_too_far(e: Evidence) -> Finding | None:
     """A step's updates move the policy so far that much of the loss is clipped, and the score falls
-    or does not rise."""
+    or does not rise; or one step's did, and half the score is gone since."""
     if e.learns and not e.fell:
         return None
     low, high = e.curve("policy/clip_low_frac"), e.curve("policy/clip_high_frac")
@@ -186,10 +197,16 @@ def moves_too_far(e: Evidence) -> Finding | None:
         (by, clipped, 0.1, "share of trained tokens clipped"),
         ("policy/approx_kl", moved, 0.05, "nats a token that a step's updates move the policy"),
     ):
-        often = float(np.quantile(c.values, 0.75)) if len(c.values) else 0.0
+        often = float(np.quantile(c.values, 0.75)) if len(c.values) > 1 else 0.0
         if often > bound:
             why = f"{what}, in a quarter of all steps; {e.score_tag} does not rise to its end"
             return Finding(tag, c.since(c.values > bound), often, bound, why)
+    for step, nats in zip(moved.steps, moved.values, strict=True):
+        before = e.score.values[e.score.steps <= step]
+        if nats > 0.5 and len(before) and e.score.late < 0.5 * before.mean():
+            why = "nats a token that this step's updates moved the policy; up to it"
+            why += f" {e.score_tag} was {before.mean():.2f}, at the end {e.score.late:.2f}"
+            return Finding("policy/approx_kl", int(step), float(nats), 0.5, why)
     return None
 
 
@@ -210,7 +227,7 @@ def runs_away(e: Evidence) -> Finding | None:
     """Responses grow into the limit, or far beyond what they were, and are no better for it."""
     c, cut = e.curve("response/length_mean"), e.curve("response/truncated_frac")
     grown = c.late / c.start if c.start else math.nan
-    if grown > 1.5 and (cut.late - cut.start > 0.2 or (grown > 2 and not _right_rises(e))):
+    if grown > 1.5 and (cut.late - cut.start > 0.2 or (grown > 2 and not e.right_rises)):
         why = f"mean length as a multiple of its start, {c.start:.3g} tokens; truncated"
         why += f" {cut.start:.0%} at the start, {cut.late:.0%} at the end"
         return Finding("response/length_mean", c.since(c.values > 1.5 * c.start), grown, 1.5, why)
@@ -222,7 +239,7 @@ def limit_too_short(e: Evidence) -> Finding | None:
     be right."""
     c, length = e.curve("response/truncated_frac"), e.curve("response/length_mean")
     little = e.score.late - e.score.start < 3 * RISE * e.scale
-    stays = c.late > 0.4 and (c.start > 0.4 or (c.start > 0.15 and little))
+    stays = min(c.start, c.late) > (0.15 if little else 0.4)
     squeezed = c.start > 0.15 and little and length.late < 0.9 * length.start
     if not (stays or squeezed):
         return None
@@ -230,20 +247,9 @@ def limit_too_short(e: Evidence) -> Finding | None:
     why = "share of responses that the limit cuts off"
     why += f" (rollout.max_response_tokens = {limit})" if limit else ""
     if not stays:
-        why += (
-            f"; they shrink from {length.start:.3g} to {length.late:.3g} tokens and get no better"
-        )
-    return Finding(
-        "response/truncated_frac", int(c.steps[0]), c.start, 0.15 if little else 0.4, why
-    )
-
-
-def _right_rises(e: Evidence) -> bool:
-    """Whether right answers become more, as far as one can tell without the reward's word."""
-    for tag in ("reward_part/right", "reward/accuracy"):
-        if tag in e.series:
-            return e.curve(tag).gained()
-    return bool(e.evaluations) and all(c.values[-1] > c.values[0] for c in e.evaluations.values())
+        why += f"; they shrink from {length.start:.3g} to {length.late:.3g} tokens, no better"
+    bound = 0.15 if little else 0.4
+    return Finding("response/truncated_frac", int(c.steps[0]), c.start, bound, why)
 
 
 def pays_for_wrong(e: Evidence) -> Finding | None:
@@ -291,40 +297,43 @@ def evaluation_stands(e: Evidence) -> Finding | None:
 
 
 def all_learned(e: Evidence) -> Finding | None:
-    """Problems repeat, and nearly all groups are right."""
+    """Problems repeat, and most groups are all right."""
     c, epochs = e.curve("sampling/all_correct_frac"), e.curve("data/epochs")
-    if not (c.late > 0.7 and epochs.late > 2 and c.late - c.start > 0.2):
+    if not (c.late > 0.5 and epochs.late > 2 and c.late - c.start > 0.2):
         return None
     why = f"share of groups that are all right, after {epochs.late:.1f} passes through the problems"
-    return Finding("sampling/all_correct_frac", c.since(c.values > 0.7), c.late, 0.7, why)
+    return Finding("sampling/all_correct_frac", c.since(c.values > 0.5), c.late, 0.5, why)
 
 
 def by_heart(e: Evidence) -> Finding | None:
-    """Problems repeat, training accuracy rises, and an evaluation has not risen with it, has come
-    to stand at less than .6 of that, or falls."""
-    epochs, gain = e.curve("data/epochs"), e.score.late - e.score.start
+    """Problems repeat, training accuracy rises, and an evaluation has not risen with it, or falls,
+    or has less than .6 of that where it no longer rises or problems came ten times."""
+    epochs = e.curve("data/epochs")
     if not (epochs.late > 3 and e.score.gained()):
         return None
+    new = int((epochs.values <= 1).sum())  # steps whose problems came for the first time
+    first = float(e.score.values[: min(max(new, 1), e.score.window)].mean())
     for tag, c in e.evaluations.items():
         n, best, last = len(c.values), float(c.values.max()), float(c.values[-1])
-        rose, stands = best - float(c.values[0]), last < float(c.values[n // 2]) + 0.02
-        part = 0.6 if n > 2 and stands else 0.25
-        if n > 1 and (rose < part * gain or best - last > 2 * RISE):
-            why = f"training accuracy rises from {e.score.start:.2f} to {e.score.late:.2f} in"
+        stands = n > 2 and last < float(c.values[n // 2]) + 0.02
+        part = 0.6 if stands or epochs.late > 10 else 0.25
+        bound = float(c.values[0]) + part * (e.score.late - first)
+        if n > 1 and (last < bound or best - last > 2 * RISE):
+            why = f"training accuracy rises from {first:.2f} to {e.score.late:.2f} in"
             why += f" {epochs.late:.1f} passes; this began at {c.values[0]:.2f} and had {best:.2f}"
-            bound = float(c.values[0]) + part * gain
             return Finding(tag, int(c.steps[-1]), last, bound, why)
     return None
 
 
 def none_left(e: Evidence) -> Finding | None:
-    """The curriculum leaves nearly all problems out."""
+    """The curriculum leaves nearly all problems out, or so many that steps draw no group."""
     c, seen = e.curve("curriculum/left_out"), e.curve("data/problems_seen")
-    part = c.late / max(seen.late, 1)
-    if not part > 0.8 or e.curve("data/epochs").late <= 1:
+    part, none = c.late / max(seen.late, 1), int((c.steps > e.score.steps.max(initial=0)).sum())
+    if not part > (bound := 0.5 if none else 0.8) or e.curve("data/epochs").late <= 1:
         return None
     why = "share of the problems drawn so far that curriculum.pass_rate_cap leaves out"
-    return Finding("curriculum/left_out", int(c.steps[-1]), part, 0.8, why)
+    why += f"; the last {none} steps have drawn none" if none else ""
+    return Finding("curriculum/left_out", int(c.steps[-1]), part, bound, why)
 
 
 def collapses(e: Evidence) -> Finding | None:
@@ -388,9 +397,7 @@ def does_not_move(e: Evidence) -> Finding | None:
     several = e.config.get("optim.minibatches", 1) > 1  # after a single update the ratio still is 1
     if not several or e.learns or mixed.median < 0.05 or not c.median < 1.05:
         return None
-    why = (
-        "largest ratio of a token's probabilities after and before a step's updates: 1 is no change"
-    )
+    why = "largest ratio of a token's probabilities after and before a step's updates, 1: no change"
     return Finding("policy/ratio_max", c.since(c.values < 1.05), c.median, 1.05, why)
 
 
@@ -414,11 +421,13 @@ RULES = (
     Rule("template", no_answer_found, 2, "sampling/parse_fail_frac response/truncated_frac"),
     Rule("verifier", other_verifier, 2, "sampling/shadow_gain"),
     Rule("verifier", gold_marked_wrong, 1, "samples"),
+    Rule("hacked", wrong_marked_right, 1, "samples"),
     Rule("staleness", too_old, 3, "policy/importance_ess|policy/importance_capped_frac config"),
     Rule("lr high", not_finite, 2, "optim/skipped"),
-    Rule("lr high", moves_too_far, 2, "policy/clip_low_frac|policy/clip_frac|policy/approx_kl"),
+    Rule("lr high", moves_too_far, 1, "policy/clip_low_frac|policy/clip_frac|policy/approx_kl"),
     Rule("lr high", scatters, 6, f"policy/entropy|policy/batch_entropy {SCORE}"),
     Rule("verifier", evaluation_ahead, 3, "reward/accuracy eval/"),
+    Rule("verifier", guesses, 3, "reward/accuracy eval/"),
     Rule("hacked", pays_for_form, 4, "reward_part/"),
     Rule("length", runs_away, 4, "response/length_mean response/truncated_frac"),
     Rule("length", limit_too_short, 2, "response/truncated_frac response/length_mean"),

@@ -12,6 +12,7 @@ steps or figures; 1, RUN is no run.
 
 import argparse
 import math
+import os
 import pathlib
 import re
 import sys
@@ -260,8 +261,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             files.write_json(pathlib.Path(a.json), as_json(found))
     except (ValueError, OSError) as error:
         return cli.fail(str(error) or type(error).__name__)
-    for line in report(a.run, found):
-        print(prompts.visible(line))
+    try:
+        for line in report(a.run, found):
+            print(prompts.visible(line), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough; leave nothing to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return found.status
 
 

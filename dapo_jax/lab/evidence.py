@@ -67,6 +67,16 @@ class Answer(NamedTuple):
     right: bool | None
 
 
+class Finding(NamedTuple):
+    """A figure out of its bound. step: the first at which it is; value, bound: in its unit."""
+
+    tag: str
+    step: int
+    value: float
+    bound: float
+    why: str  # what the figure says, and where the bound comes from
+
+
 class Evidence(NamedTuple):
     """What a run has left. config: field -> value, empty for a log without one. samples: of
     rollouts/; evaluated: of eval/, those that the limit did not cut off."""
@@ -120,6 +130,27 @@ class Evidence(NamedTuple):
             return False
         means = np.convolve(c.values, np.ones(c.window) / c.window, "valid")
         return float(means.max()) - c.late > max(2 * RISE * self.scale, 3 * c.noise)
+
+    @property
+    def sinks(self) -> bool:
+        """Whether all evaluations end below where they began."""
+        held = [c.values for c in self.evaluations.values()]
+        return bool(held) and all(values[-1] < values[0] - RISE for values in held)
+
+    @property
+    def right_rises(self) -> bool:
+        """Whether right answers become more, as far as one can tell without the reward's word."""
+        for tag in ("reward_part/right", "reward/accuracy"):
+            if tag in self.series:
+                return self.curve(tag).gained()
+        held = [c.values for c in self.evaluations.values()]
+        return bool(held) and all(values[-1] > values[0] for values in held)
+
+    @property
+    def older(self) -> bool:
+        """Whether a batch may hold responses that older weights drew."""
+        carried = self.config.get("dynamic_sampling.surplus") == "carry"
+        return bool(self.config.get("rollout.staleness") or carried)
 
     @property
     def evaluations(self) -> dict[str, Curve]:
@@ -181,3 +212,24 @@ def share(found: Sequence[bool | None], fewest: int) -> float:
     """The share of True among those that can be told; NaN of fewer than `fewest`."""
     told = [x for x in found if x is not None]
     return sum(told) / len(told) if len(told) >= fewest else math.nan
+
+
+class Order(NamedTuple):
+    """alike: how often, of two problems that differ in both, the one with the larger gold answer
+    has the larger answer, .5 by chance. chance: the share of answers that are another problem's
+    gold answer. NaN where fewer than 32 answers are numbers."""
+
+    alike: float
+    chance: float
+
+
+def follows(answers: Sequence[Answer]) -> Order:
+    """How far answers follow their gold answers, right or not: of at most 1,000 of them."""
+    told = [(g[0], said[-1]) for a in answers[:1000]
+            if len(g := numbers(a.gold)) == 1 and (said := numbers(a.said))]  # fmt: skip
+    if len(told) < 32:
+        return Order(math.nan, math.nan)
+    gold, said = np.array(told).T
+    order = np.sign(gold[:, None] - gold) * np.sign(said[:, None] - said)
+    alike = (order > 0).sum() / max((order != 0).sum(), 1)
+    return Order(float(alike), float((said[:, None] == gold).mean()))
