@@ -29,7 +29,7 @@ class Row(NamedTuple):
 ROWS = (
     Row("dapo_qwen2_5_32b", "v5p-256"),
     Row("dapo_qwen2_5_32b", "v5p-512"),
-    Row("dapo_qwen2_5_32b", "v6e-256"),
+    Row("dapo_qwen2_5:32B-v6e", "v6e-256"),
     Row("dapo_qwen2_5_32b", "2xv5p-256"),
     Row("dapo_qwen2_5_32b", "v5e-256"),
     Row("dapo_qwen2_5_7b", "v6e-16"),
