@@ -1,5 +1,6 @@
 """The task of `benchmarks rungs`: its config, what is read off its base, and what is compared."""
 
+import itertools
 import json
 import types
 
@@ -319,13 +320,67 @@ def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
 
 def test_what_is_told_of_recipes_is_what_is_kept():
     """Both tables, and the rates: those that were best of their row."""
-    asked = types.SimpleNamespace(only=("",), tune=False, seeds=0, out="", jobs=1)
+    asked = types.SimpleNamespace(only=("",), tune=False, parts=False, seeds=0, first_seed=0, out="",
+                                  jobs=1)  # fmt: skip
     for table in rungs_recipes.measure(asked):
         result = tables.read(table.name)
         assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
     for name, *scores, chosen in tables.read("rungs_rates")["rows"]:
         assert rungs_recipes.GRID[np.argmax([float(x) for x in scores])] == float(chosen)
         assert rungs_recipes.RATES[name] == float(chosen)
+
+
+@pytest.mark.parametrize("what, after, before", rungs_recipes.CHANGES)
+def test_arms_between_dapo_and_cispo_differ_in_what_is_said(what, after, before, tmp_path):
+    """One thing is changed: the rate, the mean, or the objective with its bounds or in two."""
+
+    def fields(name):
+        if name in rungs_recipes.PARTS:
+            return rungs_recipes.part(name, 3, tmp_path).arguments[0]
+        rate, steps = rungs_recipes.RATES[name], rungs_recipes.STEPS
+        return rungs_recipes.task(name, rate, 3, 3, tmp_path, "", steps).arguments[0]
+
+    a, b = fields(after), fields(before)
+    bounds = {"loss.clip_low", "loss.clip_high"}
+    expected = {
+        "the rate": {"optim.lr"},
+        "the objective": {"loss.objective"} | bounds,
+        "the mean": {"loss.normalizer"},
+        "wide bounds": bounds,
+        "a gradient beyond the bounds": {"loss.objective"},
+    }[what.split(",")[0].removesuffix(" halved")]
+    assert {field for field in a if a[field] != b[field]} == expected
+    assert a["steps"] == rungs_recipes.STEPS and a["seed"] == 3
+
+
+def test_what_is_changed_alone_is_told_with_its_verdict():
+    """The objective gives .2, whichever the mean; the mean and the rate nothing."""
+    noise = np.random.default_rng(1).normal(0, 0.01, (8, 6))
+    base = dict.fromkeys(("full DAPO", "dapo_half_rate", "dapo_mean"), 0.5)
+    base |= dict.fromkeys(("dapo_objective", "cispo", "cispo_twice_rate"), 0.7)
+    runs = {}
+    for (name, x), by_seed in zip(base.items(), noise.T, strict=True):
+        runs[name] = [run(x + e, 0) for e in by_seed]
+        for r in itertools.chain(*runs[name]):
+            r |= dict.fromkeys(rungs_recipes.TAGS - r.keys(), 0.25)
+    changes, arms, _ = rungs_recipes.taken_apart(runs, 96)
+    assert [row[0].split(",")[0] for row in changes.rows] == [
+        *["the rate halved"] * 2, *["the objective"] * 2, *["the mean"] * 2,
+    ]  # fmt: skip
+    assert [row[4] for row in changes.rows] == [
+        *["not told apart"] * 2, *["ahead"] * 2, *["not told apart"] * 2
+    ]  # fmt: skip
+    means = {row[0]: float(row[1].split()[0]) for row in arms.rows}
+    for _, a, b, change, *_ in changes.rows:
+        assert abs(means[a] - means[b] - float(change.split()[0])) < 0.0016  # three roundings
+
+
+def test_what_is_told_of_the_parts_is_what_is_kept():
+    asked = types.SimpleNamespace(only=("",), tune=False, parts=True, seeds=0, first_seed=0, out="",
+                                  jobs=1, write=False)  # fmt: skip
+    for table in rungs_recipes.measure(asked):
+        result = tables.read(table.name)
+        assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
 
 
 @pytest.mark.slow
