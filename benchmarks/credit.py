@@ -10,6 +10,7 @@ The rest is a countdown with free words. The base knows what follows from a sign
 right one with probability .7. What is in the folder of the runs is not made again.
 """
 
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,9 +81,10 @@ class Imitation(NamedTuple):
 
 
 SHOWN, SHOWN_LR, RIGHT = 200, 1e-2, 0.7  # steps of imitation, their rate; the right sign's share
-METHODS = ("dapo", "vapo")
-RATES = dict.fromkeys(METHODS, 5e-4)  # the best of 2.5e-4, 5e-4, 1e-3 and 2e-3 for DAPO and VAPO
-STEPS, VALUE_STEPS, COMPARED = 8, 12, 32  # of the policy, of values before; updates compared
+VALUES = {"vapo": 12, "vapo_longer": 24}  # rollout steps of value pre-training
+METHODS = ("dapo", *VALUES)
+RATES = dict.fromkeys(METHODS, 5e-4)  # the best of 2.5e-4, 5e-4, 1e-3 and 2e-3
+STEPS, COMPARED = 8, 32  # rollout steps of the policy; updates compared
 
 
 def get_config(method: str, out: pathlib.Path):
@@ -94,11 +96,11 @@ def get_config(method: str, out: pathlib.Path):
     c.rollout.max_response_tokens, c.reward.overlong_penalty = LIMIT, 0.0
     c.loss.old_logprobs, c.steps, c.optim.lr = "reuse", STEPS, RATES[method]
     c.checkpoint.every, c.checkpoint.journal_gb, c.log.tensorboard = 0, 0, False
-    c.optim.share_prompts = method != "vapo"  # a value model cannot
-    if method == "vapo":
+    c.optim.share_prompts = method not in VALUES  # a value model cannot
+    if method in VALUES:
         c = presets.vapo(c)
-        c.critic.lr, c.critic.length_alpha, c.critic.pretrain_steps = 1e-3, 1.5, VALUE_STEPS
-        c.steps += VALUE_STEPS
+        c.critic.lr, c.critic.length_alpha, c.critic.pretrain_steps = 1e-3, 1.5, VALUES[method]
+        c.steps += c.critic.pretrain_steps
     return c
 
 
@@ -169,7 +171,8 @@ def task(method: str, seed: int, base: pool.Task, out: pathlib.Path, **changes) 
 
 def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     """found: records of each run by its folder, the first of a run with values' `explained`."""
-    runs = {m: [of for name, of in found.items() if name.startswith(m)] for m in METHODS}
+    of_method = lambda m: [of for name, of in found.items() if name.split("/")[0] == m]
+    runs = {m: of_method(m) for m in METHODS}
     last = min(run[-1][UPDATES] for of in runs.values() for run in of)
     tokens = min(run[-1][TOKENS] for of in runs.values() for run in of)
     budgets = {f"at {COMPARED} updates": (UPDATES, COMPARED), f"at {last:.0f} updates":
@@ -185,10 +188,10 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
             table.row(method, *cells, *(f"{stats.interval(x):.2f}" for x in np.transpose(known)))
         else:
             table.row(method, *cells, *[""] * len(PARTS))
-    for head, accuracy in at.items():
-        change = stats.paired(accuracy["vapo"], accuracy["dapo"])
+    for method, (head, accuracy) in itertools.product(VALUES, at.items()):
+        change = stats.paired(accuracy[method], accuracy["dapo"])
         told = rungs.word(change, stats.excludes_zero(change))
-        table.note(f"VAPO less DAPO {head}: {change:+.3f}, {told}.")
+        table.note(f"{method} less dapo {head}: {change:+.3f}, {told}.")
     return table
 
 
