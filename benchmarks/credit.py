@@ -1,6 +1,6 @@
 """VAPO beside DAPO where a value model can know: long responses, decided in their first fifth.
 
-    python -m benchmarks credit                     a step of each, from a base of a few steps
+    python -m benchmarks credit                     one run of each, from one base
     python -m benchmarks credit --full --write      the runs that count (docs/vapo.md)
     python -m benchmarks credit --kept              the comparison, from the records that are kept
 
@@ -104,7 +104,7 @@ def get_config(method: str, out: pathlib.Path):
     return c
 
 
-def make_base(where: pathlib.Path, seed: int, steps: int) -> dict:
+def make_base(where: pathlib.Path, seed: int) -> dict:
     """A task of the pool: the problems, imitation, a checkpoint."""
     logging.set_verbosity(logging.WARNING)
     write_problems(where.parent / "data")
@@ -112,7 +112,7 @@ def make_base(where: pathlib.Path, seed: int, steps: int) -> dict:
     c.seed, c.supervised_warmup.optimizer = seed, "muon"
     text, machine = rungs.machine_of(c, where)
     params = build.initial_params(c, machine)
-    shown = Imitation("signs", steps, SHOWN_LR, RIGHT, seed)
+    shown = Imitation("signs", SHOWN, SHOWN_LR, RIGHT, seed)
     params = warmup.warm_up(c, machine, text.tokenizer, params, [shown])
     bases.save(where, c, machine, params)
     return {}
@@ -197,7 +197,6 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
 
 FLAGS = {
     "seeds": Flag(1, 8, "runs of each method, all from one base"),
-    "steps": Flag(2, SHOWN, "of imitation, for the base"),
     "kept": Flag(False, False, "the comparison alone, from the records that are kept"),
     "out": Flag("", "", "folder of the runs; runs/credit without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
@@ -208,7 +207,7 @@ def measure(args) -> list[harness.Table]:
     if args.kept:
         return [compared(harness.kept(KEPT))]
     out = pathlib.Path(args.out or harness.ROOT / "runs" / "credit")
-    base = pool.Task("base", make_base, (0, args.steps))
+    base = pool.Task("base", make_base, (0,))
     tasks = [task(method, s, base, out) for s in range(args.seeds) for method in METHODS]
     known = pool.run_all([base, *tasks], out, args.jobs)
     found = {of.folder: metrics.read(out / of.folder / "metrics.jsonl") for of in tasks}
