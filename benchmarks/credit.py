@@ -163,10 +163,10 @@ def run(where: pathlib.Path, fields: Mapping[str, Any]) -> list[float]:
     return found
 
 
-def task(method: str, seed: int, base: pool.Task, out: pathlib.Path, **changes) -> pool.Task:
+def task(method: str, seed: int, base: pool.Task, out: pathlib.Path) -> pool.Task:
     fields = config.leaves(get_config(method, out)) | {"seed": seed}
     fields["init_from"] = str((out / base.folder / "checkpoints").absolute())
-    return pool.Task(f"{method}/seed_{seed}", run, (fields | changes,), (base.folder,))
+    return pool.Task(f"{method}/seed_{seed}", run, (fields,), (base.folder,))
 
 
 def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
@@ -184,10 +184,8 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
         cells = [stats.interval(accuracy[method]) for accuracy in at.values()]
         cells.append(f"{np.mean([run[-1][TOKENS] for run in of]) / 1e6:.3f}")
         known = [run[0].get(KNOWN) for run in of]
-        if all(known):
-            table.row(method, *cells, *(f"{stats.interval(x):.2f}" for x in np.transpose(known)))
-        else:
-            table.row(method, *cells, *[""] * len(PARTS))
+        cells += [f"{stats.interval(x):.2f}" for x in np.transpose(known)]  # [runs][PARTS or none]
+        table.row(*[method, *cells, *[""] * len(PARTS)][: len(table.columns)])
     for method, (head, accuracy) in itertools.product(VALUES, at.items()):
         change = stats.paired(accuracy[method], accuracy["dapo"])
         told = rungs.word(change, stats.excludes_zero(change))
