@@ -26,6 +26,7 @@ BENCHMARKS = {
     "attention_kernel": Benchmark(("jax", "libtpu")),
     "cache_dtype": Benchmark(),
     "chaos": Benchmark(),
+    "credit": Benchmark(("jax", "flax")),
     "diagnose": Benchmark(),
     "drafts": Benchmark(cores=1),
     "gpu": Benchmark(("jax",)),

@@ -3,6 +3,7 @@
     python -m benchmarks rungs_recipes                   the comparison, from the kept records
     python -m benchmarks rungs_recipes --full --tune     learning rates, on seeds of the exploration
     python -m benchmarks rungs_recipes --full            the runs that count, and the comparison
+    python -m benchmarks rungs_recipes --parts [--full]  CISPO taken apart: what of it is ahead
 
 Every method of METHODS is configs/rungs.py with what its source has, from a base model of the
 seed's own. Each is tuned by the same budget: one run of TUNED rollout steps at each rate of GRID.
@@ -47,6 +48,22 @@ RATES = {  # what tuning chose
     "full DAPO": 9e-4, "grpo": 4.5e-4, "sapo": 9e-4, "gspo": 2.25e-4, "scale_rl": 2.25e-4,
     "cispo": 4.5e-4, "dr_grpo": 2.25e-4, "just_rl": 4.5e-4, "rloo": 9e-4,
 }  # fmt: skip
+# CISPO taken apart: name -> what of it full DAPO has, and its rate. "full DAPO" and "cispo" have
+# their own, and their runs are those of the comparison above.
+OBJECTIVE = {"loss.objective": "cispo", "loss.clip_low": 1.0, "loss.clip_high": 4.0}
+MEAN = {"loss.normalizer": "group_tokens"}
+PARTS: dict[str, tuple[dict[str, Any], float]] = {
+    "dapo_half_rate": ({}, 4.5e-4),
+    "dapo_mean": (MEAN, 4.5e-4),
+    "dapo_objective": (OBJECTIVE, 4.5e-4),
+}
+CHANGES = [  # what is changed, and the arms with and without it, alike but for it
+    ("the rate halved, in DAPO", "dapo_half_rate", "full DAPO"),
+    ("the objective, under DAPO's mean", "dapo_objective", "dapo_half_rate"),
+    ("the objective, under CISPO's mean", "cispo", "dapo_mean"),
+    ("the mean, under DAPO's objective", "dapo_mean", "dapo_half_rate"),
+    ("the mean, under CISPO's objective", "cispo", "dapo_objective"),
+]
 TUNED, STEPS, LONGER = 8, 10, 2  # rollout steps of tuning, and of the comparison
 EXPLORED = 200  # seed of tuning, and of its base model
 BUDGETS = {"{:,.0f} updates": (UPDATES, 1), "{:.2f} M tokens": (TOKENS, 1e6),
@@ -60,6 +77,7 @@ BESIDE = {  # name of a column -> tag, how it is written, its unit: at the compa
     "CPU-seconds": (CPU_S, "{:.0f}", 1),
 }
 KEPT = harness.RESULTS / "rungs_recipes.jsonl.gz"
+KEPT_PARTS = harness.RESULTS / "rungs_parts.jsonl.gz"
 TAGS = {"step", UPDATES, *rungs.PLACES.values(), *(tag for tag, *_ in BESIDE.values())}
 
 
@@ -142,29 +160,62 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
                     change = stats.paired(of[name], of[plain])
                     cells[-2:] = f"{change:+.3f}", rungs.word(change, told[what, name])
             table.row(*cells)
-    beside = harness.Table("method", *BESIDE, name="rungs_recipes_beside")
-    for name, of in runs.items():
-        cells = [name]
+    return [table, beside(runs, updates, "method", "rungs_recipes_beside")]
+
+
+def beside(runs, updates: float, head: str, name: str) -> harness.Table:
+    """What the runs were like after the updates: means over the seeds."""
+    table = harness.Table(head, *BESIDE, name=name)
+    for method, of in runs.items():
+        cells = [method]
         for tag, form, unit in BESIDE.values():
             curves = [figures.curve(run, tag, UPDATES) for run in of]
             there = all(len(at) for at, _ in curves)
             mean = np.mean([np.interp(updates, *c) for c in curves]) if there else np.nan
             cells.append(form.format(mean / unit) if there else "-")
-        beside.row(*cells)
-    return [table, beside]
+        table.row(*cells)
+    return table
 
 
-def of_methods(found: Mapping[str, list[dict]]) -> dict[str, list[list[dict]]]:
-    """Method -> seed -> records, by METHODS' order. found: those of each run, by its folder."""
+def part(name: str, seed: int, out: pathlib.Path) -> pool.Task:
+    """The run of full DAPO with what PARTS says of CISPO, from the base of its seed."""
+    changes, rate = PARTS[name]
+    made = task("full DAPO", rate, seed, seed, out, f"parts/{name}/seed_{seed}", STEPS)
+    return made._replace(arguments=({**made.arguments[0], **changes},))
+
+
+def taken_apart(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float):
+    """Tables of CHANGES, of the arms' accuracy and of their runs. runs: arm -> seed -> `records`;
+    told are as many seeds, from 0 on, as every arm has."""
+    fewest = min(map(len, runs.values()))
+    runs = {name: of[:fewest] for name, of in runs.items()}
+    places = {w: rungs.accuracies(runs, t, UPDATES, updates) for w, t in rungs.PLACES.items()}
+    each = [np.subtract(of[a], of[b]) for _, a, b in CHANGES for of in places.values()]
+    heads = [head for what in places for head in (f"right {what}", "verdict")]
+    table = harness.Table("what is changed", "arm", "less", *heads, name="rungs_parts")
+    pairs = [(stats.interval(x), told) for x, told in zip(each, stats.differ(each), strict=True)]
+    for i, change in enumerate(CHANGES):
+        found = pairs[len(places) * i : len(places) * (i + 1)]
+        cells = [cell for x, told in found for cell in (f"{x:+.3f}", rungs.word(x, told))]
+        table.row(*change, *cells)
+    arms = harness.Table("arm", *(f"right {what}" for what in places), name="rungs_parts_arms")
+    for name in runs:
+        arms.row(name, *(stats.interval(of[name]) for of in places.values()))
+    return [table, arms, beside(runs, updates, "arm", "rungs_parts_beside")]
+
+
+def of_methods(found: Mapping[str, list[dict]], names=METHODS) -> dict[str, list[list[dict]]]:
+    """Method -> seed -> records, by the order of `names`. found: those of each run, by folder."""
     runs: dict[str, list[list[dict]]] = {}
     for folder, of in found.items():
         runs.setdefault(folder.split("/")[1].replace("_DAPO", " DAPO"), []).append(of)
-    return {name: runs[name] for name in METHODS if name in runs}
+    return {name: runs[name] for name in names if name in runs}
 
 
 FLAGS = {
     "only": Flag(("",), ("",), "methods, in their order; all of RATES where none is named"),
     "tune": Flag(False, False, "rates, by short runs from the base model of the exploration"),
+    "parts": Flag(False, False, "CISPO taken apart, beside the kept runs of it and of full DAPO"),
     "seeds": Flag(0, 4, "runs of each method, each from a base of its seed; 0: those kept"),
     "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
@@ -179,10 +230,18 @@ def measure(args) -> list[harness.Table]:
     if args.tune:
         return [tuned(names, out, args.jobs)]
     updates = STEPS * rungs.TASK["get_config"]().optim.minibatches
-    if not args.seeds:
-        return compared(of_methods(harness.kept(KEPT)), updates)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     found = {}
+    if args.parts:
+        for name in PARTS if args.only == ("",) else args.only:
+            found |= records(out, [part(name, s, out) for s in seeds], args.jobs)
+        if found and args.write:
+            harness.keep(KEPT_PARTS, found, TAGS)
+        arms = ("full DAPO", *PARTS, "cispo")
+        both = harness.kept(KEPT) | (found or harness.kept(KEPT_PARTS))
+        return taken_apart(of_methods(both, arms), updates)
+    if not args.seeds:
+        return compared(of_methods(harness.kept(KEPT)), updates)
     for name in (n for n in names if n in RATES):  # one after the other: a cut loses the last
         steps = STEPS if name in AGAIN else round(STEPS * LONGER)
         where = f"recipes/{name.replace(' ', '_')}/seed_{{}}".format

@@ -25,7 +25,8 @@ TOPICS = {
         (
             "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
             "quickstart_lora", "recipes", "recipes_losses", "curricula", "staleness_quickstart",
-            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "turns", "turns_guess",
+            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "credit", "turns",
+            "turns_guess",
         ),
     ),
     "mechanisms": Topic(
@@ -33,8 +34,8 @@ TOPICS = {
     ),
     "rungs": Topic(
         "A task for telling the rungs apart",
-        ("rungs", "rungs_recipes", "rungs_recipes_beside", "rungs_rates", "score", "rungs_base",
-         "rungs_levels"),
+        ("rungs", "rungs_recipes", "rungs_recipes_beside", "rungs_rates", "rungs_parts",
+         "rungs_parts_arms", "rungs_parts_beside", "score", "rungs_base", "rungs_levels"),
     ),
     "speed": Topic(
         "Speed on a CPU",

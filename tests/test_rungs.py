@@ -1,5 +1,6 @@
 """The task of `benchmarks rungs`: its config, what is read off its base, and what is compared."""
 
+import itertools
 import json
 import types
 
@@ -8,7 +9,7 @@ import pytest
 import test_configs
 import test_ladder
 
-from benchmarks import harness, rungs, rungs_recipes, score, tables
+from benchmarks import credit, harness, rungs, rungs_recipes, score, tables
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
@@ -319,13 +320,125 @@ def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
 
 def test_what_is_told_of_recipes_is_what_is_kept():
     """Both tables, and the rates: those that were best of their row."""
-    asked = types.SimpleNamespace(only=("",), tune=False, seeds=0, out="", jobs=1)
+    asked = types.SimpleNamespace(
+        only=("",), tune=False, parts=False, seeds=0, first_seed=0, out=""
+    )
+    asked.jobs, asked.first_seed = 1, 0
     for table in rungs_recipes.measure(asked):
         result = tables.read(table.name)
         assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
     for name, *scores, chosen in tables.read("rungs_rates")["rows"]:
         assert rungs_recipes.GRID[np.argmax([float(x) for x in scores])] == float(chosen)
         assert rungs_recipes.RATES[name] == float(chosen)
+
+
+@pytest.mark.parametrize("what, after, before", rungs_recipes.CHANGES)
+def test_arms_between_dapo_and_cispo_differ_in_what_is_said(what, after, before, tmp_path):
+    """One thing is changed: the rate, the mean, or the objective with its bounds."""
+
+    def fields(name):
+        if name in rungs_recipes.PARTS:
+            return rungs_recipes.part(name, 3, tmp_path).arguments[0]
+        rate, steps = rungs_recipes.RATES[name], rungs_recipes.STEPS
+        return rungs_recipes.task(name, rate, 3, 3, tmp_path, "", steps).arguments[0]
+
+    a, b = fields(after), fields(before)
+    bounds = {"loss.clip_low", "loss.clip_high"}
+    expected = {
+        "the rate": {"optim.lr"},
+        "the objective": {"loss.objective"} | bounds,
+        "the mean": {"loss.normalizer"},
+    }[what.split(",")[0].removesuffix(" halved")]
+    assert {field for field in a if a[field] != b[field]} == expected
+    assert a["steps"] == rungs_recipes.STEPS and a["seed"] == 3
+
+
+def test_what_is_changed_alone_is_told_with_its_verdict():
+    """The objective gives .2, whichever the mean; the mean and the rate nothing."""
+    noise = np.random.default_rng(1).normal(0, 0.01, (8, 5))
+    base = dict.fromkeys(("full DAPO", "dapo_half_rate", "dapo_mean"), 0.5)
+    base |= dict.fromkeys(("dapo_objective", "cispo"), 0.7)
+    runs = {}
+    for (name, x), by_seed in zip(base.items(), noise.T, strict=True):
+        runs[name] = [run(x + e, 0) for e in by_seed]
+        for r in itertools.chain(*runs[name]):
+            r |= dict.fromkeys(rungs_recipes.TAGS - r.keys(), 0.25)
+    changes, arms, _ = rungs_recipes.taken_apart(runs, 96)
+    assert [row[0].split(",")[0] for row in changes.rows] == [
+        "the rate halved", *["the objective"] * 2, *["the mean"] * 2,
+    ]  # fmt: skip
+    assert [row[4] for row in changes.rows] == [
+        "not told apart", *["ahead"] * 2, *["not told apart"] * 2
+    ]  # fmt: skip
+    means = {row[0]: float(row[1].split()[0]) for row in arms.rows}
+    for _, a, b, change, *_ in changes.rows:
+        assert abs(means[a] - means[b] - float(change.split()[0])) < 0.0016  # three roundings
+
+
+def test_what_is_told_of_the_parts_is_what_is_kept():
+    asked = types.SimpleNamespace(only=("",), tune=False, parts=True, seeds=0, first_seed=0, out="")
+    asked.jobs, asked.write = 1, False
+    for table in rungs_recipes.measure(asked):
+        result = tables.read(table.name)
+        assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
+
+
+def test_a_response_to_signs_is_decided_by_its_first_twelve_tokens():
+    """`credit`: right if every sign is its letter's own; what follows has its form, and no more."""
+    rng = np.random.default_rng(5)
+    good = []
+    for _ in range(500):
+        prompt, answer = credit.problem(rng)
+        words = credit.response(rng, prompt, 0.7).split()
+        letters, numbers = prompt.split()[:-1:2], prompt.split()[1::2]
+        assert len(words) == credit.LIMIT - 1 and answer == numbers[-1] and len({*letters}) == 4
+        own = [credit.SIGN[x] == sign for x, sign in zip(letters, words[1:12:3], strict=True)]
+        said = [n if ok else "?" for n, ok in zip(numbers, own, strict=True)]
+        assert words[0:12:3] == letters and words[2:12:3] == said
+        assert words[12:-2:3] == [*map(str, reversed(range(16)))] and words[-2] == arithmetic.ANSWER
+        assert words[-1] == (answer if all(own) else "?")
+        good += own
+    assert np.mean(good) == pytest.approx(0.7, abs=0.04)
+    assert sorted(credit.SIGN.values()).count("+") == len(credit.SIGN) / 2
+
+
+def test_values_are_held_against_rewards_by_position(monkeypatch, tmp_path):
+    """Values that are right once a token was read, and 0 before: a stand-in for the model."""
+    read = lambda params, rows, used: np.where(rows.trained_AxRxT, rows.tokens_AxRxT - 8.0, 0.0)
+    critic = types.SimpleNamespace(values=read, row_sharding=None)
+    machine = types.SimpleNamespace(others={"critic": critic})
+    monkeypatch.setattr(credit.rungs, "machine_of", lambda c, where: (None, machine))
+    monkeypatch.setattr(credit.parallel, "to_program", lambda rows, sharding: rows)
+    response = lambda ok: types.SimpleNamespace(tokens=np.full(12, 9 if ok else 7))
+    right = np.array([True, False, False])
+    grades = types.SimpleNamespace(right_G=right)
+    group = types.SimpleNamespace(
+        prompt=[3, 8], responses=list(map(response, right)), grades=grades
+    )
+    found = credit.explained(credit.get_config("vapo", tmp_path), tmp_path, None, [group] * 2)
+    assert found == pytest.approx([0, 1, 1, 1])
+
+
+def test_vapo_and_dapo_are_compared_where_values_know():
+    """VAPO is .1 ahead within its last steps; the first record of a run has what values knew."""
+    found = {}
+    for seed, e in enumerate(np.random.default_rng(2).normal(0, 0.004, 6)):
+        for method, ahead in (("dapo", 0.0), ("vapo", 0.1), ("vapo_longer", 0.1)):
+            of = found[f"{method}/seed_{seed}"] = run(0.5 + ahead + e, seed)
+            of[0][credit.KNOWN] = [0.0, 0.3, 0.9, 0.9] if ahead else []
+    table = credit.compared(found)
+    dapo, vapo, longer = table.rows
+    assert vapo[1:] == longer[1:]
+    assert [dapo[0], *dapo[-4:]] == ["dapo", *[""] * 4] and vapo[-2:] == ["0.90 +- 0.00"] * 2
+    assert [note.split(", ")[-1] for note in table.notes] == ["ahead."] * 6
+    assert table.columns[2] == "at 96 updates" and vapo[4] == "6.000"
+
+
+def test_what_is_told_of_signs_is_what_is_kept():
+    [table] = credit.measure(types.SimpleNamespace(kept=True))
+    result = tables.read("credit")
+    assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
+    assert table.notes == result["notes"]
 
 
 @pytest.mark.slow
