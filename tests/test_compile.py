@@ -112,7 +112,7 @@ def test_command_line(tmp_path):
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "FITS, by the compiler" in done.stdout and "[7/7] update: " in done.stderr
+    assert "FITS, by the compiler" in done.stdout and "[8/8] update: " in done.stderr
     got = json.loads(out.read_text())["compiled"]
     assert got["fits"] and got["level"] == "O0" and not got["not_compiled"]
     for x in got["programs"].values():
