@@ -104,7 +104,7 @@ def test_computed_blocks(lengths):
                 assert next_[row, at] == next(x for r, x in later if live[r, x])
 
 
-@pytest.mark.parametrize("chunk", [slow(512), 100, slow(70)])
+@pytest.mark.parametrize("chunk", [*map(slow, (512, 100, 70))])
 def test_cudnn_gives_each_chunk_its_mask(chunk):
     """The same call with XLA's implementation in cuDNN's place: layout, mask, chunks, keys."""
     assert_attends(lambda *a: splash.cudnn(*a, SEGMENTS, chunk, implementation="xla"), 16)

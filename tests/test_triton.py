@@ -116,6 +116,7 @@ def test_few_rows_are_shared_out():
     assert of(2, 15) == [1] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2)], ids=str)
 def test_triton_on_meshes(sizes):
     """Interpreted; twice the same bits."""
