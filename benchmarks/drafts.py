@@ -46,7 +46,7 @@ FLAGS = {
     "repeats": Flag(1, 3),
     "only": Flag("", "", "kept, products or speed", ("", "kept", "products", "speed")),
 }
-PLACES = {4: (12, 1.1), 16: (24, 1.3)}  # slots -> places of a pass, and its time in single steps
+PLACES = {4: (12, 1.25), 16: (24, 1.3)}  # slots -> places of a pass, and its time in single steps
 WIDTHS = (1, 4, 8, 12, 16, 20, 24, 32, 48, 64)  # rows of a product
 PROMPT = 128  # tokens of a replayed prompt: its last ones
 
