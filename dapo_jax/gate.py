@@ -51,6 +51,15 @@ def visible(text: str) -> str:
     return "".join(x if x in "\n\t" or x.isprintable() else f"\\u{{{ord(x):x}}}" for x in text)
 
 
+def tell(lines: Iterable[str]) -> None:
+    """Print lines as they come, `visible`, until a reader such as `| head` has seen enough."""
+    try:
+        for line in lines:
+            print(visible(line), flush=True)
+    except BrokenPipeError:  # leave nothing to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def fail(message: str) -> NoReturn:
     """Ends the command with status 1 and a line `error: ...` for each line of the message."""
     for line in visible(message).splitlines():

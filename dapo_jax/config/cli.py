@@ -20,7 +20,7 @@ import dapo_jax
 from dapo_jax import gate
 from dapo_jax.config import schema
 from dapo_jax.data import rows
-from dapo_jax.gate import Parser, fail  # noqa: F401
+from dapo_jax.gate import Parser, fail, tell  # noqa: F401
 
 FILE = flags.DEFINE_string(
     "config", "configs/quickstart.py", "Config file, FILE.py or FILE.py:ARGUMENT of its get_config."

@@ -9,7 +9,6 @@
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -117,10 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     look.add_argument("--template", default="", help="as config.data.template")
     look.add_argument("--any", action="store_true", help="answers that are no integers too")
     try:
-        for line in run(cli.parse_args(argv)):
-            print(gate.visible(line), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; leave nothing to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        gate.tell(run(cli.parse_args(argv)))
     except (ValueError, OSError) as e:
         print(f"error: {gate.visible(str(e))}", file=sys.stderr)
         return 1

@@ -12,7 +12,6 @@ steps or figures; 1, RUN is no run.
 
 import argparse
 import math
-import os
 import pathlib
 import re
 import sys
@@ -21,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dapo_jax.config import cli, schema
-from dapo_jax.data import files, prompts
+from dapo_jax.data import files
 from dapo_jax.lab import causes
 from dapo_jax.lab.causes import Finding
 from dapo_jax.lab.dynamics import browse, logs
@@ -261,11 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             files.write_json(pathlib.Path(a.json), as_json(found))
     except (ValueError, OSError) as error:
         return cli.fail(str(error) or type(error).__name__)
-    try:
-        for line in report(a.run, found):
-            print(prompts.visible(line), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough; leave nothing to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    cli.tell(report(a.run, found))
     return found.status
 
 

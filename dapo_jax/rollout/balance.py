@@ -19,9 +19,10 @@ from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.model import paged
+from dapo_jax.parallel import Call
 from dapo_jax.rollout.schedule import Row, Schedule
 
-MOST = 512  # page copies of one call
+_MOST = 512  # page copies of one call
 # Tokens that a copied one has to spare the fullest shard: its bytes over a v5p's links take a fifth
 # of the time in which HBM gives them for 128 tokens of a chunk.
 _PRICE = 0.25
@@ -93,13 +94,20 @@ def mover(g: paged.Geometry, mesh: Mesh, rules: parallel.Rules) -> Callable | No
     return None if fixed else copier(g, mesh, (*rules.items(),))
 
 
+def calls(copy: Callable | None, mesh: Mesh, pool) -> dict[str, Call]:
+    """A `mover` by its name, with abstract arguments: to compile ahead. pool: its shapes."""
+    number = lambda *size: jax.ShapeDtypeStruct(size, np.int32)
+    given = parallel.for_program((number(_MOST, 2), number()), parallel.replicated(mesh))
+    return {"pages to other shards": Call(copy, (pool, *given))} if copy else {}
+
+
 def even(copy: Callable | None, mesh: Mesh, pool, schedule: Schedule):
     """The pool after `moves`, by a `mover`; without one nothing moves."""
     copies = moves(schedule) if copy else ()
-    for i in range(0, len(copies), MOST):
-        pages_Mx2 = np.zeros((MOST, 2), np.int32)
-        pages_Mx2[: len(copies) - i] = copies[i : i + MOST]
-        given = pages_Mx2, np.int32(min(len(copies) - i, MOST))
+    for i in range(0, len(copies), _MOST):
+        pages_Mx2 = np.zeros((_MOST, 2), np.int32)
+        pages_Mx2[: len(copies) - i] = copies[i : i + _MOST]
+        given = pages_Mx2, np.int32(min(len(copies) - i, _MOST))
         pool = copy(pool, *parallel.to_program(given, parallel.replicated(mesh)))
     return pool
 

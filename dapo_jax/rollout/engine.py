@@ -30,7 +30,7 @@ class SamplerCalls(NamedTuple):
 
     prefill: Call
     decode: dict[str, Call]  # `Draw.mode`, or 'MODE, N slots' of the last rows -> program
-    others: dict[str, Call]  # where rows move
+    others: dict[str, Call]  # of `balance.calls`
 
 
 class Engine:
@@ -98,10 +98,8 @@ class Engine:
         prompts = number(batch, self.prefill_tokens), number(batch, rows), number(batch), number()
         prompts = parallel.for_program(paged.Prompts(*prompts), self._prompt_axes)
         key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-        everywhere = parallel.replicated(self.mesh)
-        settings = parallel.for_program((key, number(dtype=np.float32)), everywhere)
-        moved = parallel.for_program((number(balance.MOST, 2), number()), everywhere)
-        others = {"pages to other shards": Call(self.mover, (pool, *moved))} if self.mover else {}
+        settings = (key, number(dtype=np.float32))
+        settings = parallel.for_program(settings, parallel.replicated(self.mesh))
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
         sizes = {"": slots} | {f", {n} slots": n for n in self.rungs}
@@ -110,6 +108,7 @@ class Engine:
             for mode, program in self.programs.decode.items()
             for name, size in sizes.items()
         }
+        others = balance.calls(self.mover, self.mesh, pool)
         return SamplerCalls(Call(self.programs.prefill, (weights, pool, prompts)), decode, others)
 
     def require_memory(self, params, limit: int) -> None:
