@@ -290,6 +290,9 @@ def test_a_rows_places_lie_side_by_side(requests):
         twice(made, requests)
     finally:
         made.programs.decode.update(decode)
+    programs = made.calls(qwen2.abstract(SHAPE)).decode  # which are compiled before the first step
+    known = {len(call.arguments[2].token_S) for call in programs.values()}
+    assert {len(x.token_S) for x in seen} <= known == {made.slots, *made.widths}
     wide = [x for x in seen if len(x.token_S) == 32]
     assert len(wide) > 3
     for slots in wide:

@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if len(options.run) < 2:
             raise ValueError(f"{options.run[0]}: give two runs or more")
-        print(write(read(options.run, options.pool_seeds), options.json, options.figure))
+        cli.tell([write(read(options.run, options.pool_seeds), options.json, options.figure)])
     except (ValueError, OSError) as error:
         return cli.fail(str(error) or type(error).__name__)
     return 0

@@ -260,6 +260,9 @@ class DraftEngine(Engine):
             )
         self.drafts = Drafts(settings.draft_tokens, settings.draft_cost)
         self._places = settings.draft_places
+        each = (n // self.shards for n in (self.slots, *self.rungs))
+        wide = {places * self.shards for n in each for places, _ in self._programs(n)}
+        self.widths += tuple(sorted(wide - {self.slots, *self.rungs}))
 
     def generate(self, decode_params, requests, draw, *watch, **hooks):
         """`Engine.generate`: the same responses, and counts of guesses in `Stats.drafts`."""

@@ -69,6 +69,7 @@ class Engine:
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
         self.rungs = rungs(slots, self.shards) if self.geometry.by_kernel else ()
+        self.widths = self.rungs  # rows of decode programs beside that of all slots
         self.mover = balance.mover(self.geometry, mesh, rules)
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
         self._pool = None
@@ -102,7 +103,7 @@ class Engine:
         settings = parallel.for_program(settings, parallel.replicated(self.mesh))
         n = sampler.asked_every(self.geometry, self.chunk)
         turn = "token of all slots" if n == 1 else f"{n} tokens of all slots"
-        sizes = {"": slots} | {f", {n} slots": n for n in self.rungs}
+        sizes = {"": slots} | {f", {n} slots": n for n in self.widths}
         decode = {
             mode + name: Call(program, (weights, pool, per_slot(size), *settings), turn)
             for mode, program in self.programs.decode.items()
