@@ -7,7 +7,8 @@ usage() {
     cat <<'TEXT'
 usage: launch/test.sh [--python=X.Y] [PYTEST ARGUMENT ...]
 
-Runs pytest on the tests not marked slow. Arguments go to pytest and win over the defaults:
+Runs pytest on the tests not marked slow, whose programs XLA compiles with few optimisations (--soon).
+Arguments go to pytest and win over the defaults; with -m of one's own XLA compiles as it does for users:
 
   launch/test.sh tests/test_verifier.py -k nested
   launch/test.sh -m slow                the others (five seconds to minutes each)
@@ -18,11 +19,12 @@ DAPO_JAX_ASSETS=DIR lets the tests run that need real data; they are skipped whe
 TEXT
 }
 
-version="" arguments=()
+version="" arguments=() fast=(-m "not slow" --soon)
 for arg in "$@"; do
     case "$arg" in
         --python=*) version="${arg#*=}"; dapo_want python --python "$version" ;;
         --help) usage; exit 0 ;;
+        -m*) fast=(); arguments+=("$arg") ;;
         *) arguments+=("$arg") ;;
     esac
 done
@@ -34,4 +36,4 @@ cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)"
 cd -- "$DAPO_ROOT"
 unset PYTHONDONTWRITEBYTECODE  # else each of many processes compiles all that it imports: 3 s
 exec "$DAPO_PYTHON" -m pytest -n "$((cores < 8 ? cores : 8))" --dist=loadfile \
-    --no-loadscope-reorder --max-worker-restart=2 -m "not slow" ${arguments[@]+"${arguments[@]}"}
+    --no-loadscope-reorder --max-worker-restart=2 ${fast[@]+"${fast[@]}"} ${arguments[@]+"${arguments[@]}"}

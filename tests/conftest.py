@@ -58,8 +58,8 @@ LONGEST = (
     "test_qwen2", "test_named_evaluation", "test_update", "test_gpus", "test_hf",
 )  # fmt: skip
 
-# Files of whole runs and of what is around a program: compiled as `typed.SOON` says, in this
-# process and in those that it starts. Formulas and programs are tested at the compiler's own level.
+# Files of whole runs and of what is around a program: compiled as `typed.SOON` says, here and in
+# processes that they start. Those of formulas and programs are compiled so with --soon alone.
 SOON = (
     "test_attention_kernels", "test_beside", "test_carried", "test_curriculum",
     "test_evaluate_cli", "test_explain", "test_export", "test_mechanisms",
@@ -69,6 +69,7 @@ SOON = (
 
 
 def pytest_addoption(parser):
+    parser.addoption("--soon", action="store_true", help="compile with few of XLA's optimisations")
     parser.addoption("--kills", type=int, default=15, help="random moments of tests/faults")
     parser.addoption("--seeds", type=int, default=1, help="of each slow run of test_learning")
     parser.addoption(
@@ -114,7 +115,7 @@ def shell():
 @pytest.fixture(scope="module", autouse=True)
 def _level(request):
     """Programs of another level are forgotten."""
-    if request.path.stem not in SOON:
+    if request.path.stem not in SOON and not request.config.option.soon:
         yield
         return
     import stubbed_train

@@ -12,7 +12,6 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
 )
 
-
 slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)  # a case of a test
 
 

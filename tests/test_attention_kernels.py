@@ -72,6 +72,7 @@ def test_splash_in_bfloat16():
         assert np.abs(a - b).max() <= 10 * 2**-9 * largest
 
 
+@pytest.mark.slow
 def test_long_rows_in_several_blocks(monkeypatch):
     """Blocks of 128: rows of three, the last of them padding for the most part."""
     monkeypatch.setattr(splash, "BLOCK", 128)

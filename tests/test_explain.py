@@ -185,6 +185,7 @@ def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     assert explain.main([f"{copy}@4", problem]) == 1
 
 
+@pytest.mark.slow
 def test_a_reward_of_one_s_own_sees_the_rows_of_a_run_by_a_verifier(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.py").write_text("def score(problem, response): return len(problem.row)")
