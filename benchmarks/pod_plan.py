@@ -4,8 +4,8 @@
     python -m benchmarks pod_plan --full --only=v5p-256 --level=O0       quickly
 
 XLA:TPU compiles the run's own programs one by one; nothing is run. "In memory" is the compiler's
-peak of a program and what a step keeps on the chip beside it. A config runs as shipped on the pod
-it was made for, and with the planner's first suggestion on the others. At the default level a 32B
+peak of a program and what a step keeps on the chip beside it. A config runs as shipped where it
+fits by arithmetic, and with the planner's first suggestion elsewhere. At the default level a 32B
 row takes 4-10 minutes on two cores, at O0 two.
 """
 
@@ -70,7 +70,7 @@ def plan(row: Row, level: str, *flags: str) -> dict:
 def compiled(row: Row, level: str) -> dict:
     """The plan with the compiler's word."""
     first = plan(row, level)
-    flags = first["suggestions"][0]["flags"].split() if first["mistakes"] else []
+    flags = [] if first.get("fits") else first["suggestions"][0]["flags"].split()
     return plan(row, level, "--compile", *flags)
 
 
