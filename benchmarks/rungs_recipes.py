@@ -208,6 +208,8 @@ def changed(
 ) -> list[harness.Table]:  # fmt: skip
     """Tables of `changes`, of the arms' accuracy and of their runs. runs: arm -> seed -> `records`;
     told are as many seeds, from 0 on, as every arm has. changes: as CHANGES."""
+    changes = [change for change in changes if {*change[1:]} <= runs.keys()]
+    runs = {arm: of for arm, of in runs.items() if any(arm in change for change in changes)}
     fewest = min(map(len, runs.values()))
     runs = {arm: of[:fewest] for arm, of in runs.items()}
     places = {w: rungs.accuracies(runs, t, UPDATES, updates) for w, t in rungs.PLACES.items()}
@@ -257,11 +259,11 @@ def measure(args) -> list[harness.Table]:
     if args.parts:
         for name in PARTS if args.only == ("",) else args.only:
             found |= records(out, [part(name, s, out) for s in seeds], args.jobs)
-        if found and args.write:
-            harness.keep(KEPT_PARTS, found, TAGS)
-        arms = ("full DAPO", *PARTS, "cispo")
-        both = harness.kept(KEPT) | (found or harness.kept(KEPT_PARTS))
-        return changed(of_methods(both, arms), CHANGES, updates, "rungs_parts")
+        parts = harness.kept(KEPT_PARTS) | found  # of arms that `only` leaves out, those kept
+        if args.write:
+            harness.keep(KEPT_PARTS, parts, TAGS)
+        both = of_methods(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
+        return changed(both, CHANGES, updates, "rungs_parts")
     if args.without:
         tasks = [without(arm, s, out) for arm in LESS for s in seeds]
         pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
@@ -269,7 +271,8 @@ def measure(args) -> list[harness.Table]:
         if found and args.write:
             harness.keep(KEPT_WITHOUT, found, TAGS)
         ladder = {f"ladder/{run}": of for run, of in harness.kept(rungs.KEPT).items()}
-        both = of_methods(ladder | (found or harness.kept(KEPT_WITHOUT)), (WHOLE, *LESS, BELOW))
+        kept = harness.kept(KEPT_WITHOUT) if KEPT_WITHOUT.exists() else {}
+        both = of_methods(ladder | kept | found, (WHOLE, *LESS, BELOW))
         updates = rungs.TASK["get_config"]().steps * updates / STEPS
         return changed(both, WITHOUT, updates, "rungs_without", rungs.BESIDE)
     if not args.seeds:
