@@ -87,7 +87,7 @@ METHODS = ("dapo", *VALUES)
 RATE = 5e-4  # of the policy, for each the best of 2.5e-4, 5e-4, 1e-3 and 2e-3
 STEPS, COMPARED = 8, 32  # rollout steps of the policy; updates compared
 VAPO = presets.LADDERS["vapo"]
-WHOLE, LONGEST = VAPO.cumulative[-1], "vapo_longer"  # which is the ladder's last rung
+WHOLE, LONGEST = VAPO.cumulative[-1], "vapo_longer"  # the ladder's last rung, which is this
 KEPT_LADDER = harness.RESULTS / "credit_ladder.jsonl.gz"
 PAIRED = [  # rungs and what each is compared with: the one below, or all of VAPO
     *zip(VAPO.cumulative[1:], VAPO.cumulative, strict=False),
@@ -213,12 +213,10 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
 
 def climbed(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     """A row for each rung, with its change from what PAIRED compares it with, told apart after
-    Holm over all of them. found: records of each run by its folder, those of LONGEST among them."""
-    runs: dict[str, list] = {name: [] for name in (*VAPO.cumulative, *VAPO.leave_one_out[:-1])}
+    Holm over all of them. found: records of each run by its folder."""
+    runs: dict[str, list] = {name: [] for name in VAPO.rungs}
     for folder, of in found.items():
-        name = folder.split("/")[0]
-        if (name := WHOLE if name == LONGEST else name) in runs:
-            runs[name].append(of)
+        runs[folder.split("/")[0]].append(of)
     fewest = min(map(len, runs.values()))  # seeds, from 0 on, that every rung has
     runs = {name: of[:fewest] for name, of in runs.items()}
     ends = {f"at {COMPARED} updates": COMPARED, f"at {COMPARED * 2} updates": COMPARED * 2}
@@ -261,10 +259,9 @@ FLAGS = {
 def measure(args) -> list[harness.Table]:
     path, methods, table = KEPT, METHODS, compared
     if args.ladder:
-        path, methods, table = KEPT_LADDER, [n for n in VAPO.rungs if n != WHOLE], climbed
-    beside = harness.kept(KEPT) if args.ladder else {}
+        path, methods, table = KEPT_LADDER, VAPO.rungs, climbed
     if args.kept:
-        return [table(beside | harness.kept(path))]
+        return [table(harness.kept(path))]
     out = pathlib.Path(args.out or harness.ROOT / "runs" / "credit")
     base = pool.Task("base", make_base, (0,))
     tasks = [task(method, s, base, out) for s in range(args.seeds) for method in methods]
@@ -274,4 +271,4 @@ def measure(args) -> list[harness.Table]:
         records[0][KNOWN] = known[name]
     if args.write:
         harness.keep(path, found, {KNOWN, "step", UPDATES, TOKENS, rungs.TAG})
-    return [table(beside | found)]
+    return [table(found)]

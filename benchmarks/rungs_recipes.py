@@ -71,10 +71,11 @@ CHANGES = [  # what is changed, and the arms with and without it, alike but for 
     ("CISPO's bounds, in PPO's clip", "dapo_mean_wide", "dapo_mean"),
     ("the clipped tokens' gradient kept, in PPO's bounds", "dapo_mean_kept", "dapo_mean"),
 ]
-LESS, BELOW = rungs.DAPO.leave_one_out[:-1], rungs.DAPO.cumulative[-2]  # without its last one
+# Full DAPO and the same without each technique; the last of these is a rung of its own.
+ARMS = (WHOLE, *rungs.DAPO.leave_one_out[:-1], rungs.DAPO.cumulative[-2])
 WITHOUT = [
     (f"without {technique}", arm, WHOLE)
-    for technique, arm in zip(rungs.DAPO.without, (*LESS, BELOW), strict=True)
+    for technique, arm in zip(rungs.DAPO.without, ARMS[1:], strict=True)
 ]
 TUNED, STEPS, LONGER = 8, 10, 2  # rollout steps of tuning, and of the comparison
 EXPLORED = 200  # seed of tuning, and of its base model
@@ -198,7 +199,7 @@ def part(name: str, seed: int, out: pathlib.Path) -> pool.Task:
 
 
 def without(arm: str, seed: int, out: pathlib.Path) -> pool.Task:
-    """The run of full DAPO without a technique, with the ladder's steps and rate."""
+    """The run of an arm of ARMS, with the ladder's steps and rate."""
     return rungs.task(arm, seed, seed, out, f"without/{arm}/seed_{seed}")
 
 
@@ -239,7 +240,7 @@ FLAGS = {
     "only": Flag(("",), ("",), "methods, in their order; all of RATES where none is named"),
     "tune": Flag(False, False, "rates, by short runs from the base model of the exploration"),
     "parts": Flag(False, False, "CISPO taken apart, beside the kept runs of it and of full DAPO"),
-    "without": Flag(False, False, "full DAPO without each technique, beside the kept ladder"),
+    "without": Flag(False, False, "full DAPO and the same without each technique"),
     "seeds": Flag(0, 4, "runs of each method, each from a base of its seed; 0: those kept"),
     "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
@@ -265,16 +266,14 @@ def measure(args) -> list[harness.Table]:
         both = of_methods(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
         return changed(both, CHANGES, updates, "rungs_parts")
     if args.without:
-        tasks = [without(arm, s, out) for arm in LESS for s in seeds]
+        tasks = [without(arm, s, out) for arm in ARMS for s in seeds]
         pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
         found = {of.folder: rungs.records(out / of.folder) for of in tasks}
         if found and args.write:
             harness.keep(KEPT_WITHOUT, found, TAGS)
-        ladder = {f"ladder/{run}": of for run, of in harness.kept(rungs.KEPT).items()}
-        kept = harness.kept(KEPT_WITHOUT) if KEPT_WITHOUT.exists() else {}
-        both = of_methods(ladder | kept | found, (WHOLE, *LESS, BELOW))
+        runs = of_methods(found or harness.kept(KEPT_WITHOUT), ARMS)
         updates = rungs.TASK["get_config"]().steps * updates / STEPS
-        return changed(both, WITHOUT, updates, "rungs_without", rungs.BESIDE)
+        return changed(runs, WITHOUT, updates, "rungs_without", rungs.BESIDE)
     if not args.seeds:
         return compared(of_methods(harness.kept(KEPT)), updates)
     for name in (n for n in names if n in RATES):  # one after the other: a cut loses the last

@@ -441,8 +441,7 @@ def test_a_rung_where_values_know_is_held_against_the_one_below():
         at = of.cumulative.index(name) if name in of.cumulative else len(of.without)
         ahead = 0.1 * (at > 2 and name != "-length_adaptive_gae")
         for seed, e in enumerate(by_seed):
-            folder = credit.LONGEST if name == credit.WHOLE else name
-            made = found[f"{folder}/seed_{seed}"] = run(0.5 + ahead + e, seed)
+            made = found[f"{name}/seed_{seed}"] = run(0.5 + ahead + e, seed)
             made[0][credit.KNOWN] = [0.0, 0.3, 0.9, 0.9]
     table = credit.climbed(found)
     assert [row[0] for row in table.rows] == [*of.rungs]
