@@ -3,6 +3,7 @@
     python -m benchmarks credit                     one run of each, from one base
     python -m benchmarks credit --full --write      the runs that count (docs/vapo.md)
     python -m benchmarks credit --kept              the comparison, from the records that are kept
+    python -m benchmarks credit --ladder [--full]   VAPO's techniques added, and each left out
 
 A response has 63 tokens. The first 12 decide it: to each of four letters a sign, of which one is
 the letter's own; after the other one there is `?` for its number, and in the end for the answer.
@@ -83,8 +84,16 @@ class Imitation(NamedTuple):
 SHOWN, SHOWN_LR, RIGHT = 200, 1e-2, 0.7  # steps of imitation, their rate; the right sign's share
 VALUES = {"vapo": 12, "vapo_longer": 24}  # rollout steps of value pre-training
 METHODS = ("dapo", *VALUES)
-RATES = dict.fromkeys(METHODS, 5e-4)  # the best of 2.5e-4, 5e-4, 1e-3 and 2e-3
+RATE = 5e-4  # of the policy, for each the best of 2.5e-4, 5e-4, 1e-3 and 2e-3
 STEPS, COMPARED = 8, 32  # rollout steps of the policy; updates compared
+VAPO = presets.LADDERS["vapo"]
+WHOLE, LONGEST = VAPO.cumulative[-1], "vapo_longer"  # the ladder's last rung, which is this
+KEPT_LADDER = harness.RESULTS / "credit_ladder.jsonl.gz"
+PAIRED = [  # rungs and what each is compared with: the one below, or all of VAPO
+    *zip(VAPO.cumulative[1:], VAPO.cumulative, strict=False),
+    *((name, WHOLE) for name in VAPO.leave_one_out[:-1]),
+    (WHOLE, VAPO.bare),
+]
 
 
 def get_config(method: str, out: pathlib.Path):
@@ -94,13 +103,17 @@ def get_config(method: str, out: pathlib.Path):
     c.eval.every, c.eval.k, c.eval.top_p, c.eval.max_response_tokens = 2, 2, 1.0, LIMIT
     c.rollout.groups, c.rollout.group_size, c.optim.minibatches = 16, 8, 8
     c.rollout.max_response_tokens, c.reward.overlong_penalty = LIMIT, 0.0
-    c.loss.old_logprobs, c.steps, c.optim.lr = "reuse", STEPS, RATES[method]
+    c.loss.old_logprobs, c.steps, c.optim.lr = "reuse", STEPS, RATE
     c.checkpoint.every, c.checkpoint.journal_gb, c.log.tensorboard = 0, 0, False
-    c.optim.share_prompts = method not in VALUES  # a value model cannot
-    if method in VALUES:
-        c = presets.vapo(c)
-        c.critic.lr, c.critic.length_alpha, c.critic.pretrain_steps = 1e-3, 1.5, VALUES[method]
-        c.steps += c.critic.pretrain_steps
+    if method == "dapo":
+        c.optim.share_prompts = True  # a value model cannot
+        return c
+    c = presets.vapo(c)
+    c.critic.lr, c.critic.length_alpha = 1e-3, 1.5
+    c.critic.pretrain_steps = VALUES.get(method, VALUES[LONGEST])
+    if method not in VALUES:
+        c = presets.rung(c, method, VAPO)
+    c.steps += c.critic.pretrain_steps
     return c
 
 
@@ -169,6 +182,11 @@ def task(method: str, seed: int, base: pool.Task, out: pathlib.Path) -> pool.Tas
     return pool.Task(f"{method}/seed_{seed}", run, (fields,), (base.folder,))
 
 
+def accuracies(runs: Mapping[str, Sequence], budgets: Mapping[str, tuple[str, float]]):
+    """Column -> method -> accuracy [seeds]. budgets: column -> over what, and its end."""
+    return {head: rungs.accuracies(runs, rungs.TAG, *budget) for head, budget in budgets.items()}
+
+
 def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     """found: records of each run by its folder, the first of a run with values' `explained`."""
     of_method = lambda m: [of for name, of in found.items() if name.split("/")[0] == m]
@@ -177,7 +195,7 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     tokens = min(run[-1][TOKENS] for of in runs.values() for run in of)
     budgets = {f"at {COMPARED} updates": (UPDATES, COMPARED), f"at {last:.0f} updates":
                (UPDATES, last), f"at {tokens / 1e6:.3f} M tokens": (TOKENS, tokens)}  # fmt: skip
-    at = {head: rungs.accuracies(runs, rungs.TAG, *budget) for head, budget in budgets.items()}
+    at = accuracies(runs, budgets)
     parts = [f"explained after {part:.2f} of it" for part in PARTS]
     table = harness.Table("method", *at, "M tokens", *parts, name="credit")
     for method, of in runs.items():
@@ -193,24 +211,64 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     return table
 
 
+def climbed(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
+    """A row for each rung, with its change from what PAIRED compares it with, told apart after
+    Holm over all of them. found: records of each run by its folder."""
+    runs: dict[str, list] = {name: [] for name in VAPO.rungs}
+    for folder, of in found.items():
+        runs[folder.split("/")[0]].append(of)
+    fewest = min(map(len, runs.values()))  # seeds, from 0 on, that every rung has
+    runs = {name: of[:fewest] for name, of in runs.items()}
+    ends = {f"at {COMPARED} updates": COMPARED, f"at {COMPARED * 2} updates": COMPARED * 2}
+    at = accuracies(runs, {head: (UPDATES, end) for head, end in ends.items()})
+    heads = [cell for head in at for cell in (f"right {head}", "change", "verdict")]
+    part = PARTS.index(1 / 3)
+    beside = ("M tokens", "explained after a third")
+    table = harness.Table("rung", "paper", "compared with", *heads, *beside, name="credit_ladder")
+    told = {
+        head: stats.differ([np.subtract(of[a], of[b]) for a, b in PAIRED])
+        for head, of in at.items()
+    }
+    for name, of in runs.items():
+        pair = next((i for i, (after, _) in enumerate(PAIRED) if after == name), None)
+        cells = [name, VAPO.paper.get(name, ""), "" if pair is None else PAIRED[pair][1]]
+        for head, accuracy in at.items():
+            cells += [stats.interval(accuracy[name]), "", ""]
+            if pair is not None:
+                change = stats.paired(*(accuracy[arm] for arm in PAIRED[pair]))
+                cells[-2:] = f"{change:+.3f}", rungs.word(change, told[head][pair])
+        known = [run[0][KNOWN][part] for run in of if run[0].get(KNOWN)]
+        tokens = np.mean([run[-1][TOKENS] for run in of])
+        table.row(*cells, f"{tokens / 1e6:.3f}", f"{stats.interval(known):.2f}" if known else "")
+    for head, accuracy in at.items():
+        change = stats.paired(accuracy[WHOLE], accuracy[VAPO.bare])
+        table.note(f"{WHOLE} less {VAPO.bare} {head}: {change:+.3f}, "
+                   f"{rungs.word(change, told[head][-1])}.")  # fmt: skip
+    return table
+
+
 FLAGS = {
     "seeds": Flag(1, 8, "runs of each method, all from one base"),
     "kept": Flag(False, False, "the comparison alone, from the records that are kept"),
+    "ladder": Flag(False, False, "VAPO's rungs, beside the kept runs of all of it"),
     "out": Flag("", "", "folder of the runs; runs/credit without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
 
 
 def measure(args) -> list[harness.Table]:
+    path, methods, table = KEPT, METHODS, compared
+    if args.ladder:
+        path, methods, table = KEPT_LADDER, VAPO.rungs, climbed
     if args.kept:
-        return [compared(harness.kept(KEPT))]
+        return [table(harness.kept(path))]
     out = pathlib.Path(args.out or harness.ROOT / "runs" / "credit")
     base = pool.Task("base", make_base, (0,))
-    tasks = [task(method, s, base, out) for s in range(args.seeds) for method in METHODS]
+    tasks = [task(method, s, base, out) for s in range(args.seeds) for method in methods]
     known = pool.run_all([base, *tasks], out, args.jobs)
     found = {of.folder: metrics.read(out / of.folder / "metrics.jsonl") for of in tasks}
     for name, records in found.items():
         records[0][KNOWN] = known[name]
     if args.write:
-        harness.keep(KEPT, found, {KNOWN, "step", UPDATES, TOKENS, rungs.TAG})
-    return [compared(found)]
+        harness.keep(path, found, {KNOWN, "step", UPDATES, TOKENS, rungs.TAG})
+    return [table(found)]

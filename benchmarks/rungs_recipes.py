@@ -4,6 +4,7 @@
     python -m benchmarks rungs_recipes --full --tune     learning rates, on seeds of the exploration
     python -m benchmarks rungs_recipes --full            the runs that count, and the comparison
     python -m benchmarks rungs_recipes --parts [--full]  CISPO taken apart: what of it is ahead
+    python -m benchmarks rungs_recipes --without [--full]  full DAPO without each of its techniques
 
 Every method of METHODS is configs/rungs.py with what its source has, from a base model of the
 seed's own. Each is tuned by the same budget: one run of TUNED rollout steps at each rate of GRID.
@@ -56,6 +57,9 @@ PARTS: dict[str, tuple[dict[str, Any], float]] = {
     "dapo_half_rate": ({}, 4.5e-4),
     "dapo_mean": (MEAN, 4.5e-4),
     "dapo_objective": (OBJECTIVE, 4.5e-4),
+    "cispo_double_rate": (OBJECTIVE | MEAN, 9e-4),
+    "dapo_mean_wide": (MEAN | {"loss.clip_low": 1.0, "loss.clip_high": 4.0}, 4.5e-4),
+    "dapo_mean_kept": (MEAN | {"loss.objective": "cispo"}, 4.5e-4),
 }
 CHANGES = [  # what is changed, and the arms with and without it, alike but for it
     ("the rate halved, in DAPO", "dapo_half_rate", "full DAPO"),
@@ -63,6 +67,15 @@ CHANGES = [  # what is changed, and the arms with and without it, alike but for 
     ("the objective, under CISPO's mean", "cispo", "dapo_mean"),
     ("the mean, under DAPO's objective", "dapo_mean", "dapo_half_rate"),
     ("the mean, under CISPO's objective", "cispo", "dapo_objective"),
+    ("the rate doubled, in CISPO", "cispo_double_rate", "cispo"),
+    ("CISPO's bounds, in PPO's clip", "dapo_mean_wide", "dapo_mean"),
+    ("the clipped tokens' gradient kept, in PPO's bounds", "dapo_mean_kept", "dapo_mean"),
+]
+# Full DAPO and the same without each technique; the last of these is a rung of its own.
+ARMS = (WHOLE, *rungs.DAPO.leave_one_out[:-1], rungs.DAPO.cumulative[-2])
+WITHOUT = [
+    (f"without {technique}", arm, WHOLE)
+    for technique, arm in zip(rungs.DAPO.without, ARMS[1:], strict=True)
 ]
 TUNED, STEPS, LONGER = 8, 10, 2  # rollout steps of tuning, and of the comparison
 EXPLORED = 200  # seed of tuning, and of its base model
@@ -78,6 +91,7 @@ BESIDE = {  # name of a column -> tag, how it is written, its unit: at the compa
 }
 KEPT = harness.RESULTS / "rungs_recipes.jsonl.gz"
 KEPT_PARTS = harness.RESULTS / "rungs_parts.jsonl.gz"
+KEPT_WITHOUT = harness.RESULTS / "rungs_without.jsonl.gz"
 TAGS = {"step", UPDATES, *rungs.PLACES.values(), *(tag for tag, *_ in BESIDE.values())}
 
 
@@ -163,12 +177,12 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
     return [table, beside(runs, updates, "method", "rungs_recipes_beside")]
 
 
-def beside(runs, updates: float, head: str, name: str) -> harness.Table:
+def beside(runs, updates: float, head: str, name: str, columns=BESIDE) -> harness.Table:
     """What the runs were like after the updates: means over the seeds."""
-    table = harness.Table(head, *BESIDE, name=name)
+    table = harness.Table(head, *columns, name=name)
     for method, of in runs.items():
         cells = [method]
-        for tag, form, unit in BESIDE.values():
+        for tag, form, unit in columns.values():
             curves = [figures.curve(run, tag, UPDATES) for run in of]
             there = all(len(at) for at, _ in curves)
             mean = np.mean([np.interp(updates, *c) for c in curves]) if there else np.nan
@@ -184,24 +198,34 @@ def part(name: str, seed: int, out: pathlib.Path) -> pool.Task:
     return made._replace(arguments=({**made.arguments[0], **changes},))
 
 
-def taken_apart(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float):
-    """Tables of CHANGES, of the arms' accuracy and of their runs. runs: arm -> seed -> `records`;
-    told are as many seeds, from 0 on, as every arm has."""
+def without(arm: str, seed: int, out: pathlib.Path) -> pool.Task:
+    """The run of an arm of ARMS, with the ladder's steps and rate."""
+    return rungs.task(arm, seed, seed, out, f"without/{arm}/seed_{seed}")
+
+
+def changed(
+    runs: Mapping[str, Sequence[Sequence[dict]]], changes, updates: float, name: str,
+    columns=BESIDE,
+) -> list[harness.Table]:  # fmt: skip
+    """Tables of `changes`, of the arms' accuracy and of their runs. runs: arm -> seed -> `records`;
+    told are as many seeds, from 0 on, as every arm has. changes: as CHANGES."""
+    changes = [change for change in changes if {*change[1:]} <= runs.keys()]
+    runs = {arm: of for arm, of in runs.items() if any(arm in change for change in changes)}
     fewest = min(map(len, runs.values()))
-    runs = {name: of[:fewest] for name, of in runs.items()}
+    runs = {arm: of[:fewest] for arm, of in runs.items()}
     places = {w: rungs.accuracies(runs, t, UPDATES, updates) for w, t in rungs.PLACES.items()}
-    each = [np.subtract(of[a], of[b]) for _, a, b in CHANGES for of in places.values()]
+    each = [np.subtract(of[a], of[b]) for _, a, b in changes for of in places.values()]
     heads = [head for what in places for head in (f"right {what}", "verdict")]
-    table = harness.Table("what is changed", "arm", "less", *heads, name="rungs_parts")
+    table = harness.Table("what is changed", "arm", "less", *heads, name=name)
     pairs = [(stats.interval(x), told) for x, told in zip(each, stats.differ(each), strict=True)]
-    for i, change in enumerate(CHANGES):
+    for i, change in enumerate(changes):
         found = pairs[len(places) * i : len(places) * (i + 1)]
         cells = [cell for x, told in found for cell in (f"{x:+.3f}", rungs.word(x, told))]
         table.row(*change, *cells)
-    arms = harness.Table("arm", *(f"right {what}" for what in places), name="rungs_parts_arms")
-    for name in runs:
-        arms.row(name, *(stats.interval(of[name]) for of in places.values()))
-    return [table, arms, beside(runs, updates, "arm", "rungs_parts_beside")]
+    arms = harness.Table("arm", *(f"right {what}" for what in places), name=f"{name}_arms")
+    for arm in runs:
+        arms.row(arm, *(stats.interval(of[arm]) for of in places.values()))
+    return [table, arms, beside(runs, updates, "arm", f"{name}_beside", columns)]
 
 
 def of_methods(found: Mapping[str, list[dict]], names=METHODS) -> dict[str, list[list[dict]]]:
@@ -216,6 +240,7 @@ FLAGS = {
     "only": Flag(("",), ("",), "methods, in their order; all of RATES where none is named"),
     "tune": Flag(False, False, "rates, by short runs from the base model of the exploration"),
     "parts": Flag(False, False, "CISPO taken apart, beside the kept runs of it and of full DAPO"),
+    "without": Flag(False, False, "full DAPO and the same without each technique"),
     "seeds": Flag(0, 4, "runs of each method, each from a base of its seed; 0: those kept"),
     "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
@@ -235,11 +260,20 @@ def measure(args) -> list[harness.Table]:
     if args.parts:
         for name in PARTS if args.only == ("",) else args.only:
             found |= records(out, [part(name, s, out) for s in seeds], args.jobs)
+        parts = harness.kept(KEPT_PARTS) | found  # of arms that `only` leaves out, those kept
+        if args.write:
+            harness.keep(KEPT_PARTS, parts, TAGS)
+        both = of_methods(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
+        return changed(both, CHANGES, updates, "rungs_parts")
+    if args.without:
+        tasks = [without(arm, s, out) for arm in ARMS for s in seeds]
+        pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
+        found = {of.folder: rungs.records(out / of.folder) for of in tasks}
         if found and args.write:
-            harness.keep(KEPT_PARTS, found, TAGS)
-        arms = ("full DAPO", *PARTS, "cispo")
-        both = harness.kept(KEPT) | (found or harness.kept(KEPT_PARTS))
-        return taken_apart(of_methods(both, arms), updates)
+            harness.keep(KEPT_WITHOUT, found, TAGS)
+        runs = of_methods(found or harness.kept(KEPT_WITHOUT), ARMS)
+        updates = rungs.TASK["get_config"]().steps * updates / STEPS
+        return changed(runs, WITHOUT, updates, "rungs_without", rungs.BESIDE)
     if not args.seeds:
         return compared(of_methods(harness.kept(KEPT)), updates)
     for name in (n for n in names if n in RATES):  # one after the other: a cut loses the last

@@ -25,7 +25,7 @@ TOPICS = {
         (
             "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
             "quickstart_lora", "recipes", "recipes_losses", "curricula", "staleness_quickstart",
-            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "credit", "turns",
+            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "credit", "credit_ladder", "turns",
             "turns_guess",
         ),
     ),
@@ -35,7 +35,8 @@ TOPICS = {
     "rungs": Topic(
         "A task for telling the rungs apart",
         ("rungs", "rungs_recipes", "rungs_recipes_beside", "rungs_rates", "rungs_parts",
-         "rungs_parts_arms", "rungs_parts_beside", "score", "rungs_base", "rungs_levels"),
+         "rungs_parts_arms", "rungs_parts_beside", "rungs_without", "rungs_without_arms",
+         "rungs_without_beside", "score", "rungs_base", "rungs_levels"),
     ),
     "speed": Topic(
         "Speed on a CPU",

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import types
 
 import numpy as np
@@ -318,15 +319,19 @@ def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
                               "12"]  # fmt: skip
 
 
-def test_what_is_told_of_recipes_is_what_is_kept():
-    """Both tables, and the rates: those that were best of their row."""
+@pytest.mark.parametrize("of", ["", "parts", "without"])
+def test_what_is_told_of_recipes_is_what_is_kept(of):
+    """The tables of the comparison, of CISPO's parts, and of techniques left out."""
     asked = types.SimpleNamespace(
-        only=("",), tune=False, parts=False, seeds=0, first_seed=0, out=""
+        **{name: flag.quick for name, flag in rungs_recipes.FLAGS.items()}
     )
-    asked.jobs, asked.first_seed = 1, 0
+    vars(asked).update({"write": False} | ({of: True} if of else {}))
     for table in rungs_recipes.measure(asked):
         result = tables.read(table.name)
         assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
+
+
+def test_the_rates_are_those_that_were_best_of_their_row():
     for name, *scores, chosen in tables.read("rungs_rates")["rows"]:
         assert rungs_recipes.GRID[np.argmax([float(x) for x in scores])] == float(chosen)
         assert rungs_recipes.RATES[name] == float(chosen)
@@ -334,7 +339,7 @@ def test_what_is_told_of_recipes_is_what_is_kept():
 
 @pytest.mark.parametrize("what, after, before", rungs_recipes.CHANGES)
 def test_arms_between_dapo_and_cispo_differ_in_what_is_said(what, after, before, tmp_path):
-    """One thing is changed: the rate, the mean, or the objective with its bounds."""
+    """One thing is changed: the rate, the mean, the objective with its bounds, or one of both."""
 
     def fields(name):
         if name in rungs_recipes.PARTS:
@@ -348,7 +353,9 @@ def test_arms_between_dapo_and_cispo_differ_in_what_is_said(what, after, before,
         "the rate": {"optim.lr"},
         "the objective": {"loss.objective"} | bounds,
         "the mean": {"loss.normalizer"},
-    }[what.split(",")[0].removesuffix(" halved")]
+        "CISPO's bounds": bounds,
+        "the clipped tokens' gradient": {"loss.objective"},
+    }[re.sub(" (halved|doubled|kept)$", "", what.split(",")[0])]
     assert {field for field in a if a[field] != b[field]} == expected
     assert a["steps"] == rungs_recipes.STEPS and a["seed"] == 3
 
@@ -363,7 +370,7 @@ def test_what_is_changed_alone_is_told_with_its_verdict():
         runs[name] = [run(x + e, 0) for e in by_seed]
         for r in itertools.chain(*runs[name]):
             r |= dict.fromkeys(rungs_recipes.TAGS - r.keys(), 0.25)
-    changes, arms, _ = rungs_recipes.taken_apart(runs, 96)
+    changes, arms, _ = rungs_recipes.changed(runs, rungs_recipes.CHANGES, 96, "of")
     assert [row[0].split(",")[0] for row in changes.rows] == [
         "the rate halved", *["the objective"] * 2, *["the mean"] * 2,
     ]  # fmt: skip
@@ -373,14 +380,6 @@ def test_what_is_changed_alone_is_told_with_its_verdict():
     means = {row[0]: float(row[1].split()[0]) for row in arms.rows}
     for _, a, b, change, *_ in changes.rows:
         assert abs(means[a] - means[b] - float(change.split()[0])) < 0.0016  # three roundings
-
-
-def test_what_is_told_of_the_parts_is_what_is_kept():
-    asked = types.SimpleNamespace(only=("",), tune=False, parts=True, seeds=0, first_seed=0, out="")
-    asked.jobs, asked.write = 1, False
-    for table in rungs_recipes.measure(asked):
-        result = tables.read(table.name)
-        assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
 
 
 def test_a_response_to_signs_is_decided_by_its_first_twelve_tokens():
@@ -434,9 +433,42 @@ def test_vapo_and_dapo_are_compared_where_values_know():
     assert table.columns[2] == "at 96 updates" and vapo[4] == "6.000"
 
 
-def test_what_is_told_of_signs_is_what_is_kept():
-    [table] = credit.measure(types.SimpleNamespace(kept=True))
-    result = tables.read("credit")
+def test_a_rung_where_values_know_is_held_against_the_one_below():
+    """Those with length-adaptive GAE are .1 ahead; all have values that know as much."""
+    found, noise = {}, np.random.default_rng(4).normal(0, 0.004, (14, 6))
+    of = credit.VAPO
+    for name, by_seed in zip(of.rungs, noise, strict=True):
+        at = of.cumulative.index(name) if name in of.cumulative else len(of.without)
+        ahead = 0.1 * (at > 2 and name != "-length_adaptive_gae")
+        for seed, e in enumerate(by_seed):
+            made = found[f"{name}/seed_{seed}"] = run(0.5 + ahead + e, seed)
+            made[0][credit.KNOWN] = [0.0, 0.3, 0.9, 0.9]
+    table = credit.climbed(found)
+    assert [row[0] for row in table.rows] == [*of.rungs]
+    told = {row[0]: (row[2], row[5]) for row in table.rows}
+    assert told.pop("ppo") == ("", "")
+    assert told.pop("+length_adaptive_gae") == ("+decoupled_gae", "ahead")
+    assert told.pop("-length_adaptive_gae") == (credit.WHOLE, "behind")
+    assert {verdict for _, verdict in told.values()} == {"not told apart"}
+    assert told["-token_loss"][0] == credit.WHOLE and told["+token_loss"][0] == "+clip_higher"
+    assert table.notes[0].startswith("+group_sampling less ppo at 32 updates: +")
+    assert table.notes[0].endswith(", ahead.") and table.rows[0][-1] == "0.90 +- 0.00"
+
+
+def test_rungs_where_values_know_have_as_many_steps_of_the_policy(tmp_path):
+    whole = config.leaves(credit.get_config(credit.LONGEST, tmp_path))
+    assert config.leaves(credit.get_config(credit.WHOLE, tmp_path)) == whole
+    for name in credit.VAPO.rungs:
+        c = credit.get_config(name, tmp_path)
+        config.validate(c, devices=1)
+        assert c.steps - c.critic.pretrain_steps == credit.STEPS and c.critic.enabled
+        assert bool(c.critic.pretrain_steps) == (name not in ("ppo", "-value_pretraining"))
+
+
+@pytest.mark.parametrize("ladder", [False, True])
+def test_what_is_told_of_signs_is_what_is_kept(ladder):
+    [table] = credit.measure(types.SimpleNamespace(kept=True, ladder=ladder))
+    result = tables.read("credit_ladder" if ladder else "credit")
     assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
     assert table.notes == result["notes"]
 
