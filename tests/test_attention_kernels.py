@@ -1,5 +1,4 @@
-"""Flash attention by platform: splash interpreted; cuDNN as far as one gets without a GPU (more in
-test_gpu.py)."""
+"""Flash attention by platform: splash interpreted; cuDNN without a GPU (with one: test_gpu.py)."""
 
 import functools
 import re
