@@ -25,8 +25,8 @@ TOPICS = {
         (
             "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
             "quickstart_lora", "recipes", "recipes_losses", "curricula", "staleness_quickstart",
-            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "credit", "credit_ladder", "turns",
-            "turns_guess",
+            "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "credit", "credit_ladder",
+            "turns", "turns_guess",
         ),
     ),
     "mechanisms": Topic(
