@@ -35,6 +35,7 @@ class Memory(NamedTuple):
     aliased: int  # of the outputs, in the place of donated arguments
     temporaries: int
     peak: int  # most of the HBM that is live at one time; held against the limit
+    vector: int  # more that XLA:TPU keeps in vector memory: all of a toy's temporaries, say
 
     @property
     def live(self) -> int:
@@ -117,8 +118,9 @@ def memory(compiled) -> Memory:
     whole arrays of small programs lie; no more of the HBM is live than is assigned there."""
     m = compiled.memory_analysis()
     sizes = m.argument_size_in_bytes, m.output_size_in_bytes, m.alias_size_in_bytes
-    found = Memory(*sizes, m.temp_size_in_bytes, peak=m.peak_memory_in_bytes)
-    return found._replace(peak=min(found.peak, found.live))
+    found = Memory(*sizes, m.temp_size_in_bytes, peak=m.peak_memory_in_bytes, vector=0)
+    peak = min(found.peak, found.live)
+    return found._replace(peak=peak, vector=found.peak - peak)
 
 
 def memory_line(programs: Mapping[str, Any]) -> str:
