@@ -88,7 +88,7 @@ RATE = 5e-4  # of the policy, for each the best of 2.5e-4, 5e-4, 1e-3 and 2e-3
 STEPS, COMPARED = 8, 32  # rollout steps of the policy; updates compared
 VAPO = presets.LADDERS["vapo"]
 WHOLE, LONGEST = VAPO.cumulative[-1], "vapo_longer"  # the ladder's last rung, which is this
-KEPT_LADDER = harness.RESULTS / "credit_ladder.jsonl.gz"
+KEPT_LADDER = harness.RESULTS / "credit_rungs.jsonl.gz"
 PAIRED = [  # rungs and what each is compared with: the one below, or all of VAPO
     *zip(VAPO.cumulative[1:], VAPO.cumulative, strict=False),
     *((name, WHOLE) for name in VAPO.leave_one_out[:-1]),
