@@ -250,7 +250,7 @@ def climbed(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
 FLAGS = {
     "seeds": Flag(1, 8, "runs of each method, all from one base"),
     "kept": Flag(False, False, "the comparison alone, from the records that are kept"),
-    "ladder": Flag(False, False, "VAPO's rungs, beside the kept runs of all of it"),
+    "ladder": Flag(False, False, "VAPO's rungs, in place of VAPO beside DAPO"),
     "out": Flag("", "", "folder of the runs; runs/credit without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
