@@ -122,7 +122,7 @@ def by_int8(prompt: list[int], response: np.ndarray) -> tuple[np.ndarray, np.nda
         dict(page_tokens=8, draft_places=32),
         dict(page_tokens=8, cache_fraction=0.3, draft_places=16),  # evictions
         slow(dict(page_tokens=8, mesh=(2, 1, 1), draft_places=32)),
-        dict(page_tokens=8, mesh=(2, 2, 2), draft_places=32),  # 8 devices
+        slow(dict(page_tokens=8, mesh=(2, 2, 2), draft_places=32)),  # 8 devices
         slow(dict(page_tokens=8, cache_dtype="int8", draft_places=32)),
         dict(draft_places=32, draw=DRAW._replace(temperature=0.0)),
         dict(draft_places=32, draw=DRAW._replace(top_p=0.9)),
@@ -309,6 +309,7 @@ def test_a_rows_places_lie_side_by_side(requests):
                 assert (slots.table_SxR[half][i:j] == slots.table_SxR[half][i]).all()
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_what_it_says(monkeypatch, tmp_path):
     """Its speed part at a tiny size: both engines replay the texts, which it checks itself, and the
     guesses that are kept are those of real text. And its products."""
