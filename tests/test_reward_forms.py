@@ -281,10 +281,9 @@ def test_the_page_s_service_is_asked_by_many_at_once_and_again(tmp_path, monkeyp
         def log_message(self, *_):
             pass
 
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads, request_queue_size = True, 40
-
-    server = Server(("localhost", 0), Service)
+    monkeypatch.setattr(http.server.ThreadingHTTPServer, "request_queue_size", 40)
+    server = http.server.ThreadingHTTPServer(("localhost", 0), Service)
+    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (tmp_path / "own.py").write_text(shown.replace("8000", str(server.server_port)))
     monkeypatch.setattr(time, "sleep", lambda s: None)
