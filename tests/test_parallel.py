@@ -61,9 +61,7 @@ def test_a_gpu_multiplies_float32_in_float32(platform, dtype):
 
 def test_options_of_a_program(monkeypatch):
     """GPUs alone have to be told to add up in one order, whatever else they are told."""
-    said = lambda platform: [
-        parallel.compiler_options(described(platform), same) for same in (False, True)
-    ]
+    said = lambda kind: [parallel.compiler_options(described(kind), x) for x in (False, True)]
     ordered = {"xla_gpu_exclude_nondeterministic_ops": True}
     cublas = {"xla_gpu_enable_triton_gemm": False}
     assert said("gpu") == [cublas, cublas | ordered]

@@ -65,8 +65,7 @@ def test_large_files_are_sealed_by_their_size(step, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8])
 def test_content_sees_every_bit_of_every_element(dtype):
-    rng = np.random.default_rng(0)
-    x = np.asarray(jnp.asarray(rng.integers(0, 100, (3, 5)), dtype))
+    x = np.asarray(jnp.asarray(np.random.default_rng(0).integers(0, 100, (3, 5)), dtype))
     number = seal.content({"a": {"x": jnp.asarray(x)}})["a.x"]
     for bit in range(8 * x.nbytes):
         y = np.frombuffer(flipped(x.tobytes(), bit), x.dtype).reshape(x.shape)
