@@ -103,9 +103,7 @@ def _draw_row(
 
     J = top_ref.shape[0]
     index_J, index_b = jnp.arange(pl.next_power_of_2(J)), jnp.arange(b)
-    of = lambda ref, other: triton.load(
-        ref.at[pl.ds(0, len(index_J))], mask=index_J < J, other=other
-    )
+    of = lambda ref, other: triton.load(ref.at[index_J], mask=index_J < J, other=other)
     top_J, total_J, mean_J = of(top_ref, _LOWEST), of(total_ref, 0.0), of(mean_ref, 0.0)
     top = top_J.max()
     fade_J = jnp.exp(top_J - top)
