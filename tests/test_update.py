@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import scipy.special
 from jax.sharding import Mesh
 from levels import compiled_soon, slow
 from rounding import assert_near, reference
-from test_qwen2 import oracle_logits
+from test_qwen2 import oracle_logits, token_stats
 
 from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
@@ -70,9 +69,7 @@ def oracle_stats(params, items, temperature, xp=jnp):
     """log-prob of each next token and entropy, [Q, T - 1]."""
     tokens = oracle_tokens(items)
     logits = oracle_logits(SHAPE, params, tokens[:, :-1], xp) / temperature
-    logp_all = (jax.nn if xp is jnp else scipy.special).log_softmax(logits, axis=-1)
-    logp = (logp_all * np.eye(SHAPE.vocab_size)[tokens[:, 1:]]).sum(-1)
-    return logp, -(xp.exp(logp_all) * logp_all).sum(-1)
+    return token_stats(logits, tokens[:, 1:], xp)
 
 
 def oracle_loss(params, batch, c, objective="ppo", importance=None):
@@ -356,13 +353,8 @@ def test_head_stats(chunk):
     x, head = x.astype(np.float32), head.astype(np.float32)
     targets = rng.integers(20, size=(2, 10)).astype(np.int32)
     got = jax.jit(head_stats, static_argnums=4)(x, head, targets, 0.5, chunk)
-    logits = x.astype(np.float64) @ head.astype(np.float64) / 0.5
-    logits -= logits.max(-1, keepdims=True)
-    prob = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    logp = np.log(np.take_along_axis(prob, targets[..., None], -1)[..., 0])
-    entropy = -(prob * np.log(prob)).sum(-1)
-    np.testing.assert_allclose(got.logp_RxT, logp, rtol=1e-5, atol=2e-5)
-    np.testing.assert_allclose(got.entropy_RxT, entropy, rtol=1e-4, atol=2e-6)
+    want = reference(lambda x, head: token_stats(x @ head / 0.5, targets), x, head)
+    assert_near((got.logp_RxT, got.entropy_RxT), want)
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("bfloat16", 2e-2)])
