@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import harness, rungs
+from benchmarks import harness
 from benchmarks.harness import Flag
 from dapo_jax import config
 from dapo_jax.config import presets
@@ -332,7 +332,7 @@ def verdicts(study: Study, runs: Runs, end: Mapping[str, float]) -> dict[tuple[s
     score = lambda arm, i: np.array([study.columns[i].score(run, end) for run in runs[arm]])
     changes = [score(arm, i) - score(plain, i) for arm, i in each]
     told = zip(each, changes, stats.differ(changes), strict=True)
-    return {key: rungs.word(stats.interval(x), sure) for key, x, sure in told}
+    return {key: harness.word(stats.interval(x), sure) for key, x, sure in told}
 
 
 def compared(study: Study, runs: Runs, name: str = "") -> harness.Table:
@@ -340,16 +340,16 @@ def compared(study: Study, runs: Runs, name: str = "") -> harness.Table:
     every = [run for of in runs.values() for run in of]
     end = {budget: min(run[-1][budget] for run in every) for budget in (UPDATES, TOKENS)}
     budgets = {"updates": end[UPDATES], "tokens": end[TOKENS] / 1e6}
-    both = lambda cell, c, word: [cell, word] if c.score else [cell]
-    heads = [h.format(**budgets) for c in study.columns for h in both(c.head, c, "verdict")]
-    plain, table = runs[study.arms[0]], harness.Table("arm", *heads, name=name)
+    heads, rows = ["arm"], {arm: [arm] for arm in runs}
     words = verdicts(study, runs, end)
-    for arm, of in runs.items():
-        cells = (
-            (c.cell(of, plain, end), c, words.get((arm, i), "-"))
-            for i, c in enumerate(study.columns)
-        )
-        table.row(arm, *(x for cell in cells for x in both(*cell)))
+    for i, c in enumerate(study.columns):
+        heads += [c.head.format(**budgets), *["verdict"] * bool(c.score)]
+        for arm, of in runs.items():
+            rows[arm].append(c.cell(of, runs[study.arms[0]], end))
+            rows[arm] += [words.get((arm, i), "-")] * bool(c.score)
+    table = harness.Table(*heads, name=name)
+    for cells in rows.values():
+        table.row(*cells)
     return table
 
 

@@ -206,7 +206,7 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
         table.row(*[method, *cells, *[""] * len(PARTS)][: len(table.columns)])
     for method, (head, accuracy) in itertools.product(VALUES, at.items()):
         change = stats.paired(accuracy[method], accuracy["dapo"])
-        told = rungs.word(change, stats.excludes_zero(change))
+        told = harness.word(change, stats.excludes_zero(change))
         table.note(f"{method} less dapo {head}: {change:+.3f}, {told}.")
     return table
 
@@ -236,14 +236,14 @@ def climbed(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
             cells += [stats.interval(accuracy[name]), "", ""]
             if pair is not None:
                 change = stats.paired(*(accuracy[arm] for arm in PAIRED[pair]))
-                cells[-2:] = f"{change:+.3f}", rungs.word(change, told[head][pair])
+                cells[-2:] = f"{change:+.3f}", harness.word(change, told[head][pair])
         known = [run[0][KNOWN][part] for run in of if run[0].get(KNOWN)]
         tokens = np.mean([run[-1][TOKENS] for run in of])
         table.row(*cells, f"{tokens / 1e6:.3f}", f"{stats.interval(known):.2f}" if known else "")
     for head, accuracy in at.items():
         change = stats.paired(accuracy[WHOLE], accuracy[VAPO.bare])
         table.note(f"{WHOLE} less {VAPO.bare} {head}: {change:+.3f}, "
-                   f"{rungs.word(change, told[head][-1])}.")  # fmt: skip
+                   f"{harness.word(change, told[head][-1])}.")  # fmt: skip
     return table
 
 

@@ -325,14 +325,14 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
             cells += [stats.interval(of[name]), "-", "-"]
             if below:
                 change = stats.paired(of[name], of[below])
-                cells[-2:] = f"{change:+.3f}", word(change, told[what, (name, below)])
+                cells[-2:] = f"{change:+.3f}", harness.word(change, told[what, (name, below)])
         for tag, form, scale in BESIDE.values():
             curves = (figures.curve(run, tag, UPDATES) for run in runs[name])
             cells.append(form.format(np.mean([np.interp(updates, *c) for c in curves]) / scale))
         table.row(*cells)
     for what, of in places.items():
         change = stats.paired(of[WHOLE], of[BARE])
-        told_so = word(change, told[what, (WHOLE, BARE)])
+        told_so = harness.word(change, told[what, (WHOLE, BARE)])
         table.note(f"{WHOLE} less {BARE}, {what}: {change:+.3f}, {told_so}.")
     budget = min(run[-1][TOKENS] for name in (BARE, WHOLE) for run in runs[name])
     for what, tag in PLACES.items():
@@ -353,10 +353,6 @@ def draw(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float, steps: in
         figures.panel(ax, runs, colors, tag, what, over, longest)
     for name, made in (("rungs", figures.bars(places, DAPO)), ("rungs_curves", figure)):
         made.savefig(FIGURES / f"{name}.png", dpi=75)
-
-
-def word(change: stats.Interval, sure: bool) -> str:
-    return ("ahead" if change.mean > 0 else "behind") if sure else "not told apart"
 
 
 FLAGS = {

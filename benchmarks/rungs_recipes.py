@@ -172,7 +172,7 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
                 cells += [stats.interval(of[name]), "-", "-"]
                 if name != plain:
                     change = stats.paired(of[name], of[plain])
-                    cells[-2:] = f"{change:+.3f}", rungs.word(change, told[what, name])
+                    cells[-2:] = f"{change:+.3f}", harness.word(change, told[what, name])
             table.row(*cells)
     return [table, beside(runs, updates, "method", "rungs_recipes_beside")]
 
@@ -220,7 +220,7 @@ def changed(
     pairs = [(stats.interval(x), told) for x, told in zip(each, stats.differ(each), strict=True)]
     for i, change in enumerate(changes):
         found = pairs[len(places) * i : len(places) * (i + 1)]
-        cells = [cell for x, told in found for cell in (f"{x:+.3f}", rungs.word(x, told))]
+        cells = [cell for x, told in found for cell in (f"{x:+.3f}", harness.word(x, told))]
         table.row(*change, *cells)
     arms = harness.Table("arm", *(f"right {what}" for what in places), name=f"{name}_arms")
     for arm in runs:
