@@ -185,6 +185,14 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(
     assert_records(requests, got)
 
 
+def test_bits_depend_on_nobody_beside(params, requests):
+    """Of rows of several pages: drawn again without what was finished before a stop."""
+    engine = make_engine(page_tokens=8)
+    held = engine.decode_params(params)
+    some, whole = (engine.generate(held, asked, DRAW)[0] for asked in (requests[1::3], requests))
+    assert_same_bits(some, whole[1::3])
+
+
 def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):
     assert len({tuple(t) for t in ids(responses)}) > 20
     moved = [r._replace(stream=r.stream + 100) for r in requests]

@@ -36,7 +36,7 @@ from dapo_jax.model.paged_kernel import quantize
 _MASKED = -1e30  # finite: a row without keys must not turn into NaN
 _WHOLE_ROWS = 192  # longest rows that are read whole on CPU: fixed lengths gain, long tails lose
 _LANES = 128  # the TPU kernel takes head dims that are multiples of this
-_BLOCK = 32  # pages a step of the 'pages' reader
+_BLOCK, _TOGETHER = 32, 8  # pages, and pages of each row, a step of the 'pages' reader
 
 # (keys, values) of L layers: [K, L, N, P, d] (transposed keys: d before P), without the axis of
 # layers where L is 1; and where they are quantized their scales, float32 [K, L, N, 2, P]
@@ -202,7 +202,7 @@ def decode_attend(g: Geometry, rows: CacheRows):
     def attend(angles):
         plan = plan_axes = []  # the same in every layer
         if g.reader == "pages":
-            plan_axes = _Plan(*[("batch",)] * 4)
+            plan_axes = _Plan(*[("batch",)] * 6)
             make = functools.partial(_plan, page_tokens=g.page_tokens)
             plan = parallel.per_shard(make, (axes,), plan_axes)(rows)
         elif g.reader == "kernel":
@@ -428,6 +428,8 @@ class _Plan(NamedTuple):
     page_M: jax.Array  # int32, number in layer 0
     first_M: jax.Array  # int32, position of the page's first token
     live_M: jax.Array  # bool
+    start_S: jax.Array  # int32, a row's first index of M
+    count_S: jax.Array  # int32, its pages
 
 
 def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
@@ -435,12 +437,14 @@ def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
     M = -(-S * R // _BLOCK) * _BLOCK
     count_S = jnp.where(rows.active_S, rows.position_S // page_tokens + 1, 0)
     end_S = jnp.cumsum(count_S)
+    start_S = end_S - count_S
     index_M = jnp.arange(M)
     row_M = jnp.searchsorted(end_S, index_M, side="right", method="compare_all")
     row_M = jnp.minimum(row_M, S - 1)
-    column_M = jnp.clip(index_M - (end_S - count_S)[row_M], 0, R - 1)
+    column_M = jnp.clip(index_M - start_S[row_M], 0, R - 1)
     page_M = rows.table_SxR[row_M, column_M]
-    return _Plan(row_M, page_M, column_M * page_tokens, index_M < end_S[-1])
+    of_pages = row_M, page_M, column_M * page_tokens, index_M < end_S[-1]
+    return _Plan(*of_pages, start_S, count_S)
 
 
 def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
@@ -448,41 +452,47 @@ def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
 
 
 def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
+    """Each page by itself, then the pages of a row in their own order: who stands beside a row
+    changes no bit of it."""
     S, H, d = q_SxHxd.shape
-    K = pages[0].shape[0]
+    K, M = pages[0].shape[0], len(plan.row_M)
     G, P = H // K, g.page_tokens
     q_KxSxGxd = q_SxHxd.reshape(S, K, G, d).swapaxes(0, 1) * d**-0.5
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
-    def step(i, carry):
-        top_KxSxG, sum_KxSxG, y_KxSxGxd = carry
-        part = _Plan(*(jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan))
-        row_M, live_M = part.row_M, part.live_M
-        found = lambda x: _numbers(x[:, layer * g.pages + part.page_M])
+    def read(i, carry):
+        part = (jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan[:4])
+        row_M, page_M, first_M, live_M = part
+        found = lambda x: _numbers(x[:, layer * g.pages + page_M])
         wide = lambda x: found(x).astype(q_SxHxd.dtype)
         scores = product("KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], wide(pages[0]))
         scales = [found(x) for x in pages[2:]]
         scores = _scaled(scores, scales, 0)
-        token_MxP = part.first_M[:, None] + jnp.arange(P)
+        token_MxP = first_M[:, None] + jnp.arange(P)
         seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
         scores = jnp.where(seen_MxP[None, :, None], scores, _MASKED)
-        # Each page by itself, then pages into rows: the largest score first, sums by a product
-        # with the matrix of ownership (a scatter would run one element at a time on CPU).
-        page_top_KxMxG = scores.max(-1)
-        own_SxM = (row_M == jnp.arange(S)[:, None]) & live_M
-        tops = jnp.where(own_SxM[None, :, :, None], page_top_KxMxG[:, None], _MASKED).max(2)
-        new_top_KxSxG = jnp.maximum(top_KxSxG, tops)
-        weights = jnp.exp(scores - new_top_KxSxG[:, row_M][..., None])
+        top_KxMxG = scores.max(-1)
+        weights = jnp.exp(scores - top_KxMxG[..., None])
         scaled = _scaled(weights, scales, 1).astype(q_SxHxd.dtype)
-        y_KxMxGxd = product("KMGP,KMPd->KMGd", scaled, wide(pages[1]))
-        own, fade = own_SxM.astype(jnp.float32), jnp.exp(top_KxSxG - new_top_KxSxG)
-        sum_KxSxG = sum_KxSxG * fade + jnp.einsum("SM,KMG->KSG", own, weights.sum(-1))
-        y_KxSxGxd = y_KxSxGxd * fade[..., None] + jnp.einsum("SM,KMGd->KSGd", own, y_KxMxGxd)
-        return new_top_KxSxG, sum_KxSxG, y_KxSxGxd
+        y = product("KMGP,KMPd->KMGd", scaled, wide(pages[1]))
+        new = top_KxMxG, jnp.concatenate([y, weights.sum(-1, keepdims=True)], -1)
+        put = lambda array, x: jax.lax.dynamic_update_slice_in_dim(array, x, i * _BLOCK, 1)
+        return tuple(map(put, carry, new))
 
-    blocks = -(-plan.live_M.sum() // _BLOCK)
-    zeros = jnp.zeros((K, S, G), jnp.float32)
-    start = (zeros + _MASKED, zeros, jnp.zeros((K, S, G, d), jnp.float32))
-    _, sum_KxSxG, y_KxSxGxd = jax.lax.fori_loop(0, blocks, step, start)
-    y = y_KxSxGxd / jnp.maximum(sum_KxSxG, 1e-30)[..., None]
-    return y.swapaxes(0, 1).reshape(S, H, -1)
+    def add(i, carry):
+        top_KxSxG, y_KxSxGxn = carry
+        column_Q = i * _TOGETHER + jnp.arange(_TOGETHER)
+        at_SxQ = jnp.minimum(plan.start_S[:, None] + column_Q, M - 1)
+        live_SxQx1 = (column_Q < plan.count_S[:, None])[..., None]
+        tops = jnp.where(live_SxQx1, found[0][:, at_SxQ], _MASKED)
+        new_top = jnp.maximum(top_KxSxG, tops.max(2))
+        share = jnp.where(live_SxQx1, jnp.exp(tops - new_top[:, :, None]), 0.0)[..., None]
+        fade = jnp.exp(top_KxSxG - new_top)[..., None]
+        return new_top, y_KxSxGxn * fade + (share * found[1][:, at_SxQ]).sum(2)
+
+    # Largest scores, and values with the sum of weights behind them: of pages, then of rows.
+    start = lambda n: (jnp.full((K, n, G), _MASKED), jnp.zeros((K, n, G, d + 1)))
+    found = jax.lax.fori_loop(0, -(-plan.live_M.sum() // _BLOCK), read, start(M))
+    _, y = jax.lax.fori_loop(0, -(-plan.count_S.max() // _TOGETHER), add, start(S))
+    y = y[..., :d] / jnp.maximum(y[..., d:], 1e-30)
+    return y.swapaxes(0, 1).reshape(S, H, d)
