@@ -31,6 +31,7 @@ PARTS = {  # what a run may have beside the plain algorithm: each is drawn with 
         "dynamic_sampling.surplus=drop",
     ),
     "positives": ("loss.positive_coef=0.1",),
+    "pages": ("rollout.page_tokens=8",),  # several a row, where else it has one
     "drafts": ("rollout.draft_tokens=4",),  # by idle slots, whose bits are those without
     "journal": (),  # finished responses are kept at once: the fault "eager"
 }  # fmt: skip
