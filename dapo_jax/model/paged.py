@@ -463,18 +463,16 @@ def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
     def read(i, carry):
         part = (jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan[:4])
         row_M, page_M, first_M, live_M = part
-        found = lambda x: _numbers(x[:, layer * g.pages + page_M])
-        wide = lambda x: found(x).astype(q_SxHxd.dtype)
-        scores = product("KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], wide(pages[0]))
-        scales = [found(x) for x in pages[2:]]
-        scores = _scaled(scores, scales, 0)
+        keys, values, *scales = (_numbers(x[:, layer * g.pages + page_M]) for x in pages)
+        keys, values = keys.astype(q_SxHxd.dtype), values.astype(q_SxHxd.dtype)
+        scores = _scaled(product("KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], keys), scales, 0)
         token_MxP = first_M[:, None] + jnp.arange(P)
         seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
         scores = jnp.where(seen_MxP[None, :, None], scores, _MASKED)
         top_KxMxG = scores.max(-1)
         weights = jnp.exp(scores - top_KxMxG[..., None])
         scaled = _scaled(weights, scales, 1).astype(q_SxHxd.dtype)
-        y = product("KMGP,KMPd->KMGd", scaled, wide(pages[1]))
+        y = product("KMGP,KMPd->KMGd", scaled, values)
         new = top_KxMxG, jnp.concatenate([y, weights.sum(-1, keepdims=True)], -1)
         put = lambda array, x: jax.lax.dynamic_update_slice_in_dim(array, x, i * _BLOCK, 1)
         return tuple(map(put, carry, new))
