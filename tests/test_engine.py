@@ -186,7 +186,7 @@ def test_tokens_depend_on_no_batch_chunk_or_mesh(
 
 
 def test_bits_depend_on_nobody_beside(params, requests):
-    """Of rows of several pages: drawn again without what was finished before a stop."""
+    """Rows of several pages, drawn again without what was finished before a stop."""
     engine = make_engine(page_tokens=8)
     held = engine.decode_params(params)
     some, whole = (engine.generate(held, asked, DRAW)[0] for asked in (requests[1::3], requests))
