@@ -165,11 +165,12 @@ def of_layer(g, pool, layer):
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("platform", "page_tokens"), [("cpu", 64), ("cpu", 8), ("tpu", 32)])
-def test_pages_hold_tokens_and_are_read(platform, page_tokens, scan, quantized):
+def test_pages_hold_tokens_and_are_read(platform, page_tokens, scan, quantized, monkeypatch):
     """Prompts and two more tokens through each reader and the interpreted kernel, layer 1 of 2: the
     pool holds keys and values, or what NumPy makes int8 of them, and nothing else; attention is the
     oracle's over that."""
     shape, lengths, T = SHAPE._replace(scan_layers=scan), np.array([12, 0, 32, 31], np.int32), 32
+    monkeypatch.setattr(paged, "_BLOCK", 4), monkeypatch.setattr(paged, "_TOGETHER", 2)
     g = geometry(platform, shape, row_tokens=64, page_tokens=page_tokens, quantized=quantized)
     assert g.reader == {64: "rows", 8: "pages", 32: "kernel"}[g.page_tokens]
     rng = np.random.default_rng(0)
