@@ -13,6 +13,7 @@ computes, so an entry belongs to one `machine`. A new config field changes `conf
 import argparse
 import collections
 import concurrent.futures
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -173,6 +174,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree, runs = pathlib.Path(folder, "tree"), pathlib.Path(folder, "runs")
         git = ["git", "-C", str(ROOT), "worktree"]
+        against = functools.cache(lambda name: train(tree, name, runs / f"{name}.against"))
         if args.against:
             subprocess.run([*git, "add", "-q", "--detach", tree, args.against], check=True)
         try:
@@ -181,7 +183,7 @@ def main() -> int:
                     entry["runs"][name] = short(new)
                     print(f"{name}: {json.dumps(short(new))}", flush=True)
                     continue
-                old = train(tree, name, runs / f"{name}.against") if args.against else None
+                old = against(name) if args.against else None
                 was, now = short(old) if old else entry["runs"].get(name, {}), short(new)
                 parts = [p for p in was.keys() | now.keys() if was.get(p) != now.get(p)]
                 differ += len(parts)
