@@ -12,7 +12,7 @@ Over a mesh, the pool is split by key/value head and by group of rows (a "shard"
 the `batch` axes); page numbers are local to a shard. Keys are read in one of four ways:
   'kernel'  a TPU kernel (paged_kernel.py)
   'triton'  a GPU kernel (paged_triton.py)
-  'pages'   blocks of live pages, gathered, with an online softmax
+  'pages'   blocks of live pages, gathered; then a row's pages in order, by an online softmax
   'rows'    a page is a whole row, page i belongs to row i, and nothing is gathered: the quickest on
             CPU while rows are short
 
