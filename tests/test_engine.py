@@ -193,6 +193,20 @@ def test_bits_depend_on_nobody_beside(params, requests):
     assert_same_bits(some, whole[1::3])
 
 
+def test_one_cpu_makes_a_pool_for_the_call(params, requests, monkeypatch):
+    """Of a large vocabulary, whose slots are many: the bits are those of no more slots."""
+    monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 32)
+    monkeypatch.setattr(sampler, "programs", functools.lru_cache(sampler.programs.__wrapped__))
+    many = make_engine(page_tokens=8, slots=256)
+    held = many.decode_params(params)
+    for n, part in (8, 16), (24, 4), (8, 16):
+        got = many.generate(held, requests[:n], DRAW)[0]
+        assert many._pool[0].pages * part == many.geometry.pages
+        few = make_engine(page_tokens=8, slots=n)
+        assert_same_bits(few.generate(held, requests[:n], DRAW)[0], got)
+        assert few._pool[0].pages == few.geometry.pages
+
+
 def test_samples_streams_and_seeds_differ(engine, weights, requests, responses):
     assert len({tuple(t) for t in ids(responses)}) > 20
     moved = [r._replace(stream=r.stream + 100) for r in requests]
@@ -497,7 +511,7 @@ def test_long_prompts_are_prefilled_in_pieces(page_tokens, cache_dtype, params, 
     if cache_dtype == "model":
         assert_records(requests, got)
         return
-    assert [x.dtype for x in pieces._pool[0]] == ["int8", "int8", "float32"]
+    assert [x.dtype for x in pieces._pool[1][0]] == ["int8", "int8", "float32"]
     gaps = []
     for q, r in zip(requests, got, strict=True):
         tokens = np.array([*q.prompt, *r.tokens])

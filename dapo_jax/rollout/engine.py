@@ -65,14 +65,15 @@ class Engine:
         quantized = settings.cache_dtype == "int8"
         self.geometry = paged.geometry(self.shape, device.platform, quantized=quantized, **sizes)
         fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)
-        self.programs = sampler.programs(shape, mesh, (*rules.items(),), self.geometry, **fixed)
+        self._make = functools.partial(sampler.programs, shape, mesh, (*rules.items(),), **fixed)
+        self.programs = self._make(self.geometry)
         self._axes = parallel.shardings(sampler.SLOT_AXES, mesh, rules)
         self._prompt_axes = parallel.shardings(paged.PROMPT_AXES, mesh, rules)
         self.rungs = rungs(slots, self.shards) if self.geometry.by_kernel else ()
         self.widths = self.rungs  # rows of decode programs beside that of all slots
         self.mover = balance.mover(self.geometry, mesh, rules)
         self.by_rows = kernels.choose(mesh, self.shape, dtype).rows_apart
-        self._pool = None
+        self._pool = None  # its geometry, and the arrays
 
     def decode_params(self, params, keep: bool = True):
         """Training layout -> decode layout and compute dtype; once a rollout. The cache gives way.
@@ -159,12 +160,14 @@ class Engine:
         wanted: with the responses so far. The requests from the number on that it returns end a
             chunk later, mostly without a response; their tokens do not count in `Stats.tokens`.
         """
-        g, slots, limit = self.geometry, self.slots, draw.max_tokens or self.response_tokens
+        slots, limit = self.slots, draw.max_tokens or self.response_tokens
         if self.by_rows and not feed:
             # A token takes its time by rows: hardly more of them than requests, in few sizes, as
             # each compiles. A stored response counts, or a replay would decode otherwise.
             step = max(8, 2 ** len(requests).bit_length() // 8)
             slots = min(max(-(-len(requests) // step), 1) * step, slots)
+        g = self._sized(slots)
+        programs = self.programs if g == self.geometry else self._make(g)
         pages = dict(pages=g.pages, page_tokens=g.page_tokens, fixed=g.reader == "rows")
         schedule = Schedule((), slots, self.shards, self.chunk, limit, **pages)
         table_SxR = np.zeros((slots, g.row_pages), np.int32)
@@ -217,8 +220,11 @@ class Engine:
         if not ask(requests) or not schedule:
             return responses, total([])._replace(tokens=tokens(), replayed=tokens())
         settings = functools.lru_cache(4)(functools.partial(self._settings, draw.temperature))
-        pool = self.programs.new_pool() if self._pool is None else self._pool
+        if self._pool and self._pool[0] != g:
+            self.release()
+        pool = self._pool[1] if self._pool else programs.new_pool()
         self._pool = None  # donated from here on; kept again when the queue is empty
+        prefill = functools.partial(programs.prefill, decode_params)
         ends = None  # of the chunk before: (row, whether it ended, by `cut` at which token)
         while schedule or ends is not None:
             if not schedule:
@@ -228,8 +234,8 @@ class Engine:
                 continue
             evicted += schedule.grow()
             new, copies = schedule.admit()
-            pool = self._prefill(decode_params, pool, schedule, new)
-            pool = self._copy(pool, copies) if copies else pool
+            pool = self._prefill(prefill, pool, schedule, new)
+            pool = programs.copy_pages(pool, *self._copied(copies)) if copies else pool
             pool = balance.even(self.mover, self.mesh, pool, schedule)
             doing, there = self._slots(schedule, table_SxR)
             mode = draw._replace(top_p=min(row.request.top_p for row, _ in there)).mode
@@ -237,7 +243,7 @@ class Engine:
             each = range(len(doing.token_S) if len({*seeds.values()}) > 1 else 1)
             how = settings(tuple(seeds.get(i, there[0][0].request.draw.seed) for i in each))
             doing = parallel.to_program(doing, self._axes)
-            pool, out = self.programs.decode[mode](decode_params, pool, doing, *how)
+            pool, out = programs.decode[mode](decode_params, pool, doing, *how)
             if ends is not None and not hand_over(ends):
                 break
             out = parallel.to_host(out)
@@ -254,9 +260,17 @@ class Engine:
                 ends.append((row, ended, end))
                 if ended or row.index >= most:
                     schedule.release(row.slot)
-        self._pool = pool
-        peak = schedule.peak / g.pages
+        self._pool = g, pool
+        peak = schedule.peak / self.geometry.pages
         return responses, Stats(tokens(), steps, chunks, evicted, peak, min(replayed, tokens()))
+
+    def _sized(self, slots: int) -> paged.Geometry:
+        """A pool for a call of fewer slots: a fourth of all pages, or a sixteenth ..., if that is
+        enough. To fill all of it with zeros takes seconds, and for each size programs compile."""
+        pages, enough = self.geometry.pages, slots * (self.geometry.row_pages + 1)
+        while self.geometry.reader == "pages" and slots < self.slots and enough <= pages // 4:
+            pages //= 4
+        return self.geometry._replace(pages=pages)
 
     def _check(self, requests, limit):
         if not 1 <= limit <= self.response_tokens:
@@ -307,7 +321,7 @@ class Engine:
         )
         return slots, places
 
-    def _prefill(self, params, pool, schedule: Schedule, new: list[int]):
+    def _prefill(self, prefill: Callable, pool, schedule: Schedule, new: list[int]):
         """Run the prompts of the slots `new`, each shard its own, in chunks of tokens."""
         T, R, n = self.prefill_tokens, self.geometry.row_pages, self.prefill_rows
         rows = schedule.rows
@@ -328,7 +342,7 @@ class Engine:
                 tokens_BxT = tokens_BxW[:, start : start + T]
                 chunk = paged.Prompts(tokens_BxT, table_BxR, length_B, np.int32(start))
                 chunk = parallel.to_program(chunk, self._prompt_axes)
-                pool = self.programs.prefill(params, pool, chunk)
+                pool = prefill(pool, chunk)
         return pool
 
     def _settings(self, temperature: float, seeds: tuple[int, ...]):
@@ -338,13 +352,12 @@ class Engine:
         said = keys, np.float32(temperature or 1.0)
         return parallel.to_program(said, parallel.replicated(self.mesh))
 
-    def _copy(self, pool, copies):
+    def _copied(self, copies):
         source_S = np.zeros(self.slots, np.int32)
         target_S = np.full(self.slots, self.geometry.pages, np.int32)  # out of range: no copy
         for s, source, target in copies:
             source_S[s], target_S[s] = source, target
-        pair = parallel.to_program((source_S, target_S), self._axes.token_S)
-        return self.programs.copy_pages(pool, *pair)
+        return parallel.to_program((source_S, target_S), self._axes.token_S)
 
     def _drawn(self, out: sampler.Chunk, there) -> list[tuple[Row, list[np.ndarray], bool]]:
         """Each row's tokens, log-probs and entropies of a chunk, and whether it goes on."""
