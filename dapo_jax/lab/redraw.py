@@ -329,7 +329,8 @@ def whole(o: Opened, objectives: Sequence[str] = ()) -> Whole:
     found = metrics.rollout_metrics(o.config, record.batch, tokens)
     found |= metrics.update_metrics(record.updates, bool(o.config.loss.kl_coef)) | record.metrics
     found |= {"optim/updates": state.counters.updates, "optim/lr": record.knobs.lr}
-    found = {k: x if isinstance(x, list) else metrics.number(x) for k, x in found.items()}
+    timeless = {k: x for k, x in found.items() if not k.startswith("time/")}
+    found = {k: x if isinstance(x, list) else metrics.number(x) for k, x in timeless.items()}
     recorded = {s: r for s, r in logs.records(o.path)}.get(o.step, {})
     return Whole(record, updates, found, recorded)
 

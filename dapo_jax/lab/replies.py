@@ -6,7 +6,6 @@ for once more. What is had so is used by all that one explanation draws.
 """
 
 import contextlib
-import copy
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -139,15 +138,10 @@ def graded(response: Response) -> Response:
 
 def method(config, heard: Heard | None) -> Algorithm:
     """`choose.of(config)`, whose samples get the replies that are known."""
-    if not config.rollout.turns:
-        return choose.of(config)
-    alone = copy.deepcopy(config)
-    alone.rollout.turns, alone.reward.reply = 0, ""
-    inner = choose.of(alone)
+    inner = choose.of(config)
 
     def sample(algorithm, text, machine, stream, state):
         machine = talking(config, text, machine, stream, heard)
         return inner.sample(algorithm, text, machine, stream, state)
 
-    count = lambda text, stream, state, batch: (state, turns.metrics(batch))
-    return inner._replace(config=config, sample=sample, remember=(*inner.remember, count))
+    return inner._replace(sample=sample)

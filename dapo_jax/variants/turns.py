@@ -52,9 +52,9 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
 
 def talking(config, machine, text, problem: Callable | None = None, waited: list | None = None):
     """`machine` (build.Machine) whose engine draws responses of several turns, if the config says
-    so. problem: stream position -> problem; None = as evaluation numbers its own (by their ids).
-    waited: gets the seconds of each wait for replies."""
-    if not config.rollout.turns:
+    so; as it is where it does so already. problem: stream position -> problem; None = as evaluation
+    numbers its own (by their ids). waited: gets the seconds of each wait for replies."""
+    if not config.rollout.turns or isinstance(machine.engine, Talking):
         return machine
     budget = Budget(config.rollout.turns, config.rollout.reply_tokens, config.tokenizer.chat)
     waited = [] if waited is None else waited
