@@ -291,6 +291,8 @@ def test_a_rows_places_lie_side_by_side(requests):
     finally:
         made.programs.decode.update(decode)
     programs = made.calls(qwen2.abstract(SHAPE)).decode  # which are compiled before the first step
+    few = make(drafts.DraftEngine, draft_tokens=1, draft_places=made.slots + 2, draft_cost=3.0)
+    assert few._programs(few.slots) == [(made.slots + 1, 2.0), (made.slots + 2, 3.0)]
     known = {len(call.arguments[2].token_S) for call in programs.values()}
     assert {len(x.token_S) for x in seen} <= known == {made.slots, *made.widths}
     wide = [x for x in seen if len(x.token_S) == 32]

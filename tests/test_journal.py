@@ -199,6 +199,7 @@ def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):
 
 def test_off_it_writes_and_asks_nothing(draw, whole, tmp_path):
     journal = opened(tmp_path, **{"checkpoint.journal_gb": 0.0})
+    assert not journal.on
     responses, stats = draw(journal)
     cut(draw, journal, 2)  # a run still leaves between two chunks
     assert_same_bits(responses, whole[0])

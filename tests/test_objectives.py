@@ -148,6 +148,13 @@ def test_golden_importance_weights(importance, cap, floor):
     assert got == pytest.approx(loss, rel=2e-6, abs=3e-7)
 
 
+def test_a_weight_at_its_bounds_is_kept():
+    c = config.base().loss
+    c.update(dict(importance="token_mask", importance_floor=1.0, importance_cap=1.0))
+    weigh, numbers = objectives.choice(c).importance, objective.coefficients(c)
+    assert (weigh(rows(OLD), rows(OLD), numbers, OVER) == 1).all()
+
+
 def test_cispo_says_where_its_bounds_weigh():
     numbers = objective.coefficients(config.base().loss)
     term = objectives.cispo(rows(NEW), rows(OLD), rows(ADVANTAGE), numbers, OVER)

@@ -41,7 +41,7 @@ async def trl_chat(prompts, completions, **kwargs):
     assert prompts[0] == [{"role": "user", "content": "6 * 7 ?"}]
     return [float(len(c[0]["content"])) for c in completions]
 
-def score_group(problem, responses):
+def score_group(problem, responses, margin=0):
     best = max(map(len, responses))
     return [len(r) == best for r in responses]
 
