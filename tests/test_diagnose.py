@@ -128,7 +128,7 @@ CASES = {
     ),
     causes.too_old: (
         dict(policy__importance_ess=flat(0.3), reward__accuracy=FALLS, fields=STALE),
-        dict(policy__importance_ess=flat(0.3), reward__accuracy=FALLS),
+        dict(policy__importance_ess=flat(0.95), reward__accuracy=FALLS, fields=STALE),
     ),
     causes.not_finite: (
         dict(optim__skipped=flat(1)), dict(optim__skipped=np.eye(N)[3]),
@@ -156,7 +156,8 @@ CASES = {
         dict(reward_part__form=line(0.2, 0.9), reward_part__right=line(0.3, 0.6)),
     ),
     causes.evaluation_stands: (
-        {EVAL: evaluated(0.2, 0.2, 0.15)}, {EVAL: evaluated(0.2, 0.3, 0.5)},
+        {EVAL: evaluated(0.2, 0.2, 0.15)},
+        {EVAL: evaluated(0.2, 0.1, 0.5), "eval/b/avg@k": evaluated(0.2, 0.2, 0.2)},
     ),
     causes.all_learned: (
         dict(data__epochs=line(0, 8), sampling__all_correct_frac=line(0, 1)),

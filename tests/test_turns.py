@@ -348,6 +348,23 @@ def test_a_reply_joins_its_row_as_tokens_that_were_not_drawn():
     assert response.entropies.tolist() == [1, 0, 0] and row.turn == []
 
 
+@pytest.mark.parametrize("longest", [4, 5])
+def test_a_reply_wants_room_for_one_token_behind_it(longest):
+    """Two tokens of a turn, then two of its reply."""
+    asked, one = [], np.ones(2, np.float32)
+
+    def generate(params, requests, draw, watch, *, feed):
+        asked.extend(feed([Part(0, 0, np.array([7, 9], np.int32), -one, one, True)]))
+        return [], None
+
+    engine = SimpleNamespace(generate=generate, stop_ids=(9,), response_tokens=longest)
+    words = SimpleNamespace(decode=str, encode=lambda text: [5, 6])
+    asker = SimpleNamespace(ask=lambda draw, rows, texts: [Reply("x")])
+    talking = turns.Talking(engine, words, turns.Budget(1, 8, False), asker)
+    talking.generate(None, [Request([1], 0, 0)], Draw(0))
+    assert [r.prefix for r in asked] == [[7, 9, 5, 6]] * (longest - 4)
+
+
 class Kept(Store):
     def __init__(self):
         self.said = {}
