@@ -13,7 +13,7 @@ from test_config import changed
 
 from dapo_jax import build, config
 from dapo_jax.checkpoint import resume
-from dapo_jax.config import presets, schema, validation
+from dapo_jax.config import presets, rules, schema, validation
 from dapo_jax.dapo import objective, update
 from dapo_jax.dapo.advantage import group_normalize, whiten
 from dapo_jax.dapo.settings import Advantage
@@ -146,6 +146,15 @@ def test_golden_importance_weights(importance, cap, floor):
     )  # fmt: skip
     np.testing.assert_allclose(tokens(got_RxT), weights, rtol=2e-6)
     assert got == pytest.approx(loss, rel=2e-6, abs=3e-7)
+
+
+def test_which_ratios_are_of_whole_responses():
+    found = []
+    for name in objectives.OBJECTIVES:
+        c = config.base().loss
+        c.update(dict(objective=name))
+        found += [name] * rules.one_ratio(c)
+    assert found == ["gspo", "gspo_token", "rloo"]
 
 
 def test_a_weight_at_its_bounds_is_kept():

@@ -119,6 +119,7 @@ def test_each_form_is_graded_as_it_stands(own, name, workers):
     want = np.array([-1.0] * 4) + 0.5 * np.array(FORMS[name][0]) + [0, 0, 0, 1]
     np.testing.assert_allclose(both.score_G, want + 2 * np.divide(LENGTHS, 8), rtol=1e-15)
     assert both.right_G.tolist() == [False] * 4
+    assert both.answers == (TEXTS if name == "compute_score" else [None] * 4)
     np.testing.assert_array_equal(both.parts_G["a"], FORMS[name][0])
 
 
