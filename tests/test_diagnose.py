@@ -73,10 +73,8 @@ FALLS, SEEN = line(0.3, 0.1), {"data__problems_seen": flat(99)}
 NEAR = [Answer(0, str(i), str(i + 1), False) for i in range(40)]  # of a gold answer each
 ANY = [Answer(0, str(i), str(17 * i % 40), False) for i in range(40)]
 PAID = [sample(9, "Answer: 7", "9", True, extracted="7")] * 5  # of 48 more: 9%
-TURNED = [  # what is paid for at the end is not the gold answer, and was at the start
-    early if early.step < 7 else late
-    for early, late in zip(rows("x = 9.", "Answer: 10"), rows("Answer: 0", "Answer: 10"), strict=True)
-]
+TURNED = [s for s in rows("x = 9.", "Answer: 10") if s.step < 7]  # paid for what is right, and
+TURNED += [s for s in rows("Answer: 0", "Answer: 10") if s.step > 6]  # then for what is wrong
 GONE = np.array([0.2, *[0.0] * (N - 1)])  # all that was there after a step
 # rule -> (what makes it fire, what nearly does)
 CASES = {

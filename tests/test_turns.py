@@ -353,7 +353,7 @@ def test_a_reply_wants_room_for_one_token_behind_it(longest):
     """Two tokens of a turn, then two of its reply."""
     asked, one = [], np.ones(2, np.float32)
 
-    def generate(params, requests, draw, watch, *, feed):
+    def generate(weights, requests, draw, watch, *, feed):
         asked.extend(feed([Part(0, 0, np.array([7, 9], np.int32), -one, one, True)]))
         return [], None
 
