@@ -313,3 +313,4 @@ def test_a_group_s_grades_are_kept_for_the_whole_group():
 def test_a_form_is_itself():
     form = forms.of(functions.tagged("x"))
     assert forms.of(form) is form and form(problem(), "<x></x>") == 1.0
+    assert not forms.of(max).by_group  # C code, which does not say what it takes
