@@ -144,7 +144,7 @@ def function(place: str, named: str, modules: dict, known: Iterable[str] = ()) -
     """The function that 'FILE.py:NAME' names. modules: path -> module, those imported so far.
     known: other names that are allowed there. ValueError: no such file or function."""
     file, _, name = named.rpartition(":")
-    path = pathlib.Path(file).expanduser()
+    path = pathlib.Path(os.path.expanduser(file))  # a user who is not there stays
     if not name.isidentifier() or path.suffix != ".py":
         form = f"not of the form FILE.py:NAME, and none of {', '.join(known)}"
         raise ValueError(f"{place} {named!r} is {form}")

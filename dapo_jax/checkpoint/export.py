@@ -5,6 +5,7 @@ with the run's tokenizer. It appears whole or not at all (in a bucket its config
 failed export does not end the run.
 """
 
+import os
 import pathlib
 import re
 import shutil
@@ -34,7 +35,7 @@ def export(config, home: Workdir, machine: Machine, state: State, say: Callable)
             params = machine.trainer.merged(state.params)
             # `build.load_text` writes the tokenizer of the embedded task.
             text = config.tokenizer.path or machine.model_dir or home.local / "data"
-            text = pathlib.Path(text).expanduser()
+            text = pathlib.Path(os.path.expanduser(text))
             text = text if text.is_dir() else text.parent
             hf.save(local, machine.shape, params, "bfloat16", text)
             if parallel.is_main_process():

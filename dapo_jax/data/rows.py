@@ -12,6 +12,7 @@ import glob
 import gzip
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def find(name: str | Path) -> list[Path]:
         return [environments.rows(name)]
     if hub.named(name, SUFFIXES):
         return hub.fetch(name, SUFFIXES)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if glob.has_magic(name) and not path.exists():
         if found := sorted(p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()):
             return [Path(p) for p in found]

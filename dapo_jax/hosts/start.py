@@ -85,7 +85,7 @@ def model_directory(
         if not weights and (kept / "config.json").is_file():
             return str(kept)
         found = hf.resolve(config.model.path, weights)
-        if not pathlib.Path(config.model.path).expanduser().is_dir():
+        if not os.path.isdir(os.path.expanduser(config.model.path)):
             kept.mkdir(exist_ok=True)
             for file in _small(found):
                 shutil.copyfile(file, kept / file.name)

@@ -9,6 +9,7 @@ import atexit
 import fnmatch
 import functools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,7 @@ _SMALL = 1 << 20  # elements of a stack that passes through the host whole
 def resolve(path_or_name: str | Path, weights: bool = True) -> Path:
     """Directory of a checkpoint: a local one, else a bucket's (gs://...) or a hub name, fetched or
     found in the hub's cache; weights=False: without them. ValueError: there is none."""
-    path, name = Path(path_or_name).expanduser(), str(path_or_name)
+    path, name = Path(os.path.expanduser(path_or_name)), str(path_or_name)
     wanted = ["*.json", *_TOKENIZER] + ["*.safetensors"] * weights
     if path.is_dir():
         return path

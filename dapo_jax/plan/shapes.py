@@ -1,5 +1,6 @@
 """Shapes of the models that a config names: no weights are read or fetched."""
 
+import os
 import pathlib
 import re
 
@@ -46,7 +47,7 @@ def value_model(config, policy: qwen2.Shape) -> qwen2.Shape | None:
 def read_network(config, path: str) -> qwen2.Shape:
     """Shape of the model at `path`, a directory or a name on the hub, as the config computes it."""
     choices = qwen2.compute_choices(config)
-    if "://" in path or pathlib.Path(path).expanduser().is_dir():
+    if "://" in path or os.path.isdir(os.path.expanduser(path)):
         return hf.read_shape(hf.resolve(path, weights=False), **choices)
     if shape := published(path, **choices):
         return shape

@@ -1,5 +1,6 @@
 """Which weights a command line or config means: a run's step, an Orbax directory, or a model."""
 
+import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def find_given(
     ValueError: there is no checkpoint."""
     named = re.fullmatch(r"(.+)@(\d+)", given)
     step = int(named[2]) if named and not pathlib.Path(given).exists() else None
-    path = workdir_lib.place(given if step is None else named[1], given).expanduser()
+    path = workdir_lib.place(os.path.expanduser(given if step is None else named[1]), given)
     weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
     if step is None and weights:
         return Policy(resolve(given))

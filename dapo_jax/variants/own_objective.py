@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import os
 import pathlib
 from collections.abc import Callable, Iterable
 
@@ -21,7 +22,7 @@ def load(name: str, shipped: Iterable[str]) -> Callable[..., TokenLoss]:
 
 def source(name: str) -> str:
     """SHA-256 of the file that an objective names, which resume compares; '' if it names none."""
-    path = pathlib.Path(name.rpartition(":")[0]).expanduser()
+    path = pathlib.Path(os.path.expanduser(name.rpartition(":")[0]))
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 

@@ -13,6 +13,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -102,7 +103,7 @@ def place(path: str) -> epath.Path:
     if not str(path):
         raise ValueError("the path of a log is empty")
     try:
-        return attempt(path, lambda: epath.Path(path).expanduser())
+        return attempt(path, lambda: epath.Path(os.path.expanduser(path)))
     except KeyError as error:
         raise ValueError(f"{path}: give a path on a disk, or gs://...") from error
 

@@ -9,6 +9,7 @@ import collections
 import functools
 import json
 import math
+import os
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def open_run(
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
     load = functools.partial(sample.load, config, n=n, max_tokens=max_tokens, step=step)
     if not workdir_lib.is_remote(path):
-        return load(pathlib.Path(path).expanduser())
+        return load(pathlib.Path(os.path.expanduser(path)))
     config.checkpoint.directory = config.checkpoint.directory or f"{path.rstrip('/')}/checkpoints"
     with tempfile.TemporaryDirectory() as folder:  # the embedded task's tokenizer
         there, here = logs.place(path) / "data", pathlib.Path(folder) / "data"
