@@ -20,7 +20,8 @@ ROWS = [
     {"step": 1, "policy/entropy": 0.5, "reward/mean": -0.5, "sampling/rounds": 2},
     {"step": 2, "policy/entropy": None, "reward/mean": 0.25, "sampling/rounds": 3}
     | {"sampling/groups_by_correct": [4, 1, 0, 2], "alarms": ["entropy is low; try <this>"]},
-    {"step": 3, "policy/entropy": 0.25, "sampling/groups_by_correct": [3, 2, 1, 1]},
+    {"step": 3, "policy/entropy": 0.25, "sampling/groups_by_correct": [3, 2, 1, 1]}
+    | {"odd/huge": [10**400, 1]},
 ]
 
 
@@ -45,6 +46,7 @@ def test_a_workdir(where, tmp_path, bucket):
     assert not {"alarms", "sampling/groups_by_correct", "step"} & set(run.series)
     steps, counts = logs.histograms(workdir)["sampling/groups_by_correct"]
     assert steps.tolist() == [2, 3] and counts.tolist() == [[4, 1, 0, 2], [3, 2, 1, 1]]
+    assert plain(([0, 1], logs.histograms(workdir)["odd/huge"][1][0])) == [(0, None), (1, 1.0)]
     assert logs.alarms(workdir) == [(2, ROWS[2]["alarms"][0])]
     with pytest.raises(ValueError, match=f"{workdir}/y: no such file or directory"):
         logs.read(f"{workdir}/y")

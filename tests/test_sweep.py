@@ -38,6 +38,7 @@ def test_different_settings_have_different_names_that_are_short_and_plain():
         ([], ["--over: name a field, as --over=optim.lr=1e-6,3e-6"]),
         (["optim.learning_rate=1"], ["config.optim.learning_rate: no such field; did you mean op"]),
         (["optim.lr"], ["--over=optim.lr: write --over=FIELD=VALUE,VALUE,..."]),
+        (["a\n\nb"], ["--over=a b: write --over=FIELD=VALUE,VALUE,..."]),
         (["optim.lr=1,fast", "stps=2"], ["config.optim.lr: wants float, got 'f", "config.stps"]),
         (["seed=1,2"], ["--over=seed=1,2: --seeds=N runs each combination with N seeds"]),
         (["optim.lr=1e-3,2,0.001"], ["--over=optim.lr=1e-3,2,0.001: optim.lr is 0.001 twice"]),

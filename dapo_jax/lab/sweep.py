@@ -42,6 +42,7 @@ def settings(over: Sequence[str]) -> list[Setting]:
     axes: dict[str, list] = {}
     bad: list[str] = []
     for text in over:
+        shown = " ".join(text.split())
         name, _, values = text.partition("=")
         try:
             (cells,) = csv.reader([values]) if values else ([],)
@@ -50,13 +51,13 @@ def settings(over: Sequence[str]) -> list[Setting]:
         field = name.strip()
         found = [cli.overrides([(field, cell.strip())], bad).get(field) for cell in cells]
         if not cells:
-            bad.append(f"--over={text}: write --over=FIELD=VALUE,VALUE,...")
+            bad.append(f"--over={shown}: write --over=FIELD=VALUE,VALUE,...")
         elif field in axes:
-            bad.append(f"--over={text}: {field} is swept already; name all its values at once")
+            bad.append(f"--over={shown}: {field} is swept already; name all its values at once")
         elif field == "seed":
-            bad.append(f"--over={text}: --seeds=N runs each combination with N seeds")
+            bad.append(f"--over={shown}: --seeds=N runs each combination with N seeds")
         elif twice := [x for i, x in enumerate(found) if x is not None and x in found[:i]]:
-            bad.append(f"--over={text}: {field} is {twice[0]} twice; name each value once")
+            bad.append(f"--over={shown}: {field} is {twice[0]} twice; name each value once")
         axes[field] = found
     if not over:
         bad.append("--over: name a field, as --over=optim.lr=1e-6,3e-6")

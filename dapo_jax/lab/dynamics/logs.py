@@ -88,7 +88,7 @@ def histograms(path: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     out = {}
     for tag, rows in found.items():
         steps = [step for step in sorted(rows) if len(rows[step]) == len(rows[max(rows)])]
-        out[tag] = np.array(steps), np.array([rows[step] for step in steps], float)
+        out[tag] = np.array(steps), np.array([[*map(_finite, rows[step])] for step in steps], float)
     return out
 
 
@@ -227,6 +227,11 @@ def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _finite(value: float | None) -> float:
+    """NaN in place of what is no finite float: null, an integer of hundreds of digits."""
+    return float(value) if value is not None and abs(value) <= sys.float_info.max else math.nan
+
+
 def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
     """Tag -> (steps, values). Where a step comes twice (a resumed run) the later value counts; null
     and numbers that are not finite become NaN; text and lists are left out."""
@@ -234,9 +239,7 @@ def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
     for step, row in rows:
         for tag, value in row.items():
             if tag not in STEP_NAMES and (value is None or _is_number(value)):
-                # It may be an integer of hundreds of digits.
-                finite = value is not None and abs(value) <= sys.float_info.max
-                found[tag][step] = float(value) if finite else math.nan
+                found[tag][step] = _finite(value)
     out = {}
     for tag, points in found.items():
         steps = sorted(points)
