@@ -194,7 +194,7 @@ def test_bits_depend_on_nobody_beside(params, requests):
 
 
 def test_one_cpu_makes_a_pool_for_the_call(params, requests, monkeypatch):
-    """Of a large vocabulary, whose slots are many: the bits are those of no more slots."""
+    """Where the vocabulary is large and slots are many: the bits are those of no more slots."""
     monkeypatch.setattr(one_cpu, "LARGE_VOCABULARY", 32)
     monkeypatch.setattr(sampler, "programs", functools.lru_cache(sampler.programs.__wrapped__))
     many = make_engine(page_tokens=8, slots=256)
