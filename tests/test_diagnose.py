@@ -255,6 +255,14 @@ def test_a_rule_fires_on_its_figure_and_not_near_it(rule):
     assert rule.cause in [s.cause for s in first.suspects] and first.status == diagnose.FOUND
 
 
+def test_what_the_cases_beside_do_not_ask():
+    """Pay for what was right at no time; a run without staleness; one evaluation that rises."""
+    assert causes.pays_for_wrong(evidence(samples=rows("Answer: 0", "Answer: 10")))
+    of_fresh = evidence(policy__importance_ess=flat(0.3), reward__accuracy=FALLS)
+    assert causes.too_old(of_fresh) is None
+    assert causes.evaluation_stands(evidence(**{EVAL: evaluated(0.2, 0.3, 0.5)})) is None
+
+
 def test_a_healthy_run_has_no_suspect():
     d = diagnose.diagnose(evidence())
     assert d.suspects == [] and d.status == diagnose.NOTHING and d.learns

@@ -240,7 +240,8 @@ def test_a_whole_record_of_other_content_is_damaged():
         assert remembered.Grades(journal).get([(Problem("q", (), "1", ""), "said")]) == [None]
     nan = np.float32(np.nan).tobytes()
     minus = b"\0" + b"\xff" * 4 + bytes(8)
-    for odd in (b"", bytes(1), bytes(12), b"\2" + bytes(12), bytes(5) + nan + bytes(4), minus):
+    numbers = [bytes(5) + x for x in (nan * 2, nan + bytes(4), bytes(4) + nan)]
+    for odd in (b"", bytes(1), bytes(12), b"\2" + bytes(12), minus, *numbers):
         assert remembered._response(odd) is None
     assert remembered._response(bytes(13)).tokens == [0]
 
