@@ -1,9 +1,11 @@
 """Trains several arms, once per seed each, and compares what they learn: one study at a time.
 
     python -m benchmarks arms --full --study=recipes [--only dapo gspo] [--out=runs/recipes]
+    python -m benchmarks arms --study=recipes --kept     the table again, from the records kept
 
     quickstart            DAPO and naive GRPO, from one base model
     quickstart_own_base   the same, a base model per seed, as the quickstart itself has
+    quickstart_lora       adapters of rank 8 in place of all weights, a base model per seed
     recipes               DAPO and each of `presets.RECIPES`; all keep the quickstart's sizes and
                           learning rate, which were chosen for DAPO
     recipes_losses        DAPO, and the same with each of LOSSES in place of PPO's clip
@@ -20,7 +22,8 @@
 
 One base model (seed 0), from which every arm is trained once per seed, `--jobs` at a time; the same
 command resumes. Held-out accuracy is at T=1, with 4 samples a problem; between evaluations the
-curve is a straight line. Intervals are 95% t-intervals over seeds, differences seed by seed.
+curve is a straight line. Intervals are 95% t-intervals over seeds, differences seed by seed; a
+verdict is by paired t-tests at 5%, corrected by Holm for all those of the table.
 """
 
 import functools
@@ -39,6 +42,10 @@ from dapo_jax.lab.experiments import bases, figures, ladder, pool, stats, traini
 from dapo_jax.log import metrics
 
 TAG, UPDATES, TOKENS = "eval/heldout/avg@k", "optim/updates", "spent/tokens"
+EXPLAINED, LENGTH, TURNED = "critic/explained_variance", "response/length_mean", "turns/mean"
+EPOCHS, LEFT_OUT = "data/epochs", "curriculum/left_out"
+AGE, ESS, BUSY = "staleness/age_mean", "policy/importance_ess", "perf/slot_occupancy"
+KEPT = {"step", TAG, UPDATES, TOKENS, EXPLAINED, LENGTH, TURNED, EPOCHS, LEFT_OUT, AGE, ESS, BUSY}
 Run = Sequence[dict]  # records of metrics.jsonl
 Runs = Mapping[str, Sequence[Run]]  # arm -> seed -> run
 
@@ -69,8 +76,10 @@ def file_config(name: str, *argument: str):
 
 
 def quickstart_fields(arm: str, out: pathlib.Path, **changes) -> dict:
-    file = {"DAPO": "quickstart", "naive GRPO": "quickstart_grpo"}[arm]
-    return config.leaves(file_config(file)) | changes
+    c = file_config("quickstart_grpo" if arm == "naive GRPO" else "quickstart")
+    if arm == "LoRA":
+        c.model.lora.rank, c.optim.lr = 8, 3e-3  # ten times the rate of all weights
+    return config.leaves(c) | changes
 
 
 LOSSES = {  # loss.objective -> what its authors set with it (docs/own_loss.md)
@@ -168,16 +177,17 @@ def tokens_to(run: Run, level: float) -> tuple[float, bool]:
     return float(np.interp(level, values[i - 1 : i + 1], at[i - 1 : i + 1])), True
 
 
-def scored(head: str, score: Callable[[Run, Mapping[str, float]], float], less="", told=False):
-    """The column of a number per run and, with `less`, of its difference from the plain arm's;
-    with `told`, a verdict beside that."""
+def scored(head: str, score: Callable[[Run, Mapping[str, float]], float], less="", better=1):
+    """The column of a number per run and, with `less`, of its difference from the plain arm's and
+    a verdict, "ahead" where the number is larger, or smaller if better = -1."""
     each = lambda runs, end: [score(run, end) for run in runs]
 
     def difference(runs, plain, end):
         return "-" if runs is plain else f"{stats.paired(each(runs, end), each(plain, end)):+.3f}"
 
     columns = [Column(head, lambda runs, plain, end: stats.interval(each(runs, end)))]
-    return [*columns, *([Column(less, difference, score if told else None)] if less else [])]
+    signed = lambda run, end: better * score(run, end)
+    return [*columns, *([Column(less, difference, signed)] if less else [])]
 
 
 def window(budget: str) -> Callable[[Run, Mapping[str, float]], float]:
@@ -211,19 +221,10 @@ def mean_of(head: str, tag: str, form: str) -> Column:
     return Column(head, cell)
 
 
-def verdict(score: Callable) -> Column:
-    def cell(runs, plain, end):
-        x = stats.paired([score(r, end) for r in runs], [score(r, end) for r in plain])
-        told = "behind" if x.high < 0 else "ahead" if x.low > 0 else "not told apart"
-        return "-" if runs is plain else told
-
-    return Column("verdict", cell)
-
-
 def explained(run: Run) -> float:
     """Explained variance before the policy's first update; NaN without a value model."""
     before = [r for r in run if not r.get(UPDATES)]
-    return next((r[k] for r in before[::-1] if (k := "critic/explained_variance") in r), np.nan)
+    return next((r[EXPLAINED] for r in before[::-1] if EXPLAINED in r), np.nan)
 
 
 def _explained(runs, plain, end):
@@ -235,45 +236,41 @@ def _evaluations(run: Run, end) -> np.ndarray:
     return figures.curve(run, TAG, "step")[1]
 
 
-FIRST, LAST = (lambda run, end, at=at: _evaluations(run, end)[at] for at in (0, -1))
+FIRST, SECOND, LAST = (lambda run, end, at=at: _evaluations(run, end)[at] for at in (0, 1, -1))
 LEVEL = 0.9  # of curricula
 THOUSAND_TO = lambda run, end: tokens_to(run, LEVEL)[0] / 1e3
 CAME = lambda runs, plain, end: f"{sum(tokens_to(r, LEVEL)[1] for r in runs)} of {len(runs)}"
 EACH_SEED = lambda runs, plain, end: " ".join(f"{LAST(r, end):.3f}" for r in runs)
-MILLIONS = last("M tokens", TOKENS, scale=1e6)
+SPENT, MILLIONS = last("updates", UPDATES, "{:.0f}"), last("M tokens", TOKENS, scale=1e6)
 AT_BOTH = (
-    *scored("at {updates:.0f} updates", window(UPDATES)),
-    *scored("at {tokens:.3g} M tokens", window(TOKENS)),
+    *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's"),
+    *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's"),
 )
-RECIPES = (
-    *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's", told=True),
-    *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's", told=True),
-    last("updates", UPDATES, "{:.0f}"), MILLIONS,
-)  # fmt: skip
-QUICKSTART = tuple(scored("at {updates:.0f} updates", last_within(UPDATES)))
+QUICKSTART = scored("at {updates:.0f} updates", last_within(UPDATES), less="less GRPO's")
 AGED = (
     *scored("accuracy at {updates:.0f} updates", window(UPDATES), less="less that of S=0"),
-    verdict(window(UPDATES)),
     last("M tokens", TOKENS, "{:.3f}", scale=1e6),
-    mean_of("mean age, steps", "staleness/age_mean", "{:.2f}"),
-    mean_of("effective samples", "policy/importance_ess", "{:.3f}"),
-    mean_of("slots busy", "perf/slot_occupancy", "{:.0%}"),
+    mean_of("mean age, steps", AGE, "{:.2f}"),
+    mean_of("effective samples", ESS, "{:.3f}"),
+    mean_of("slots busy", BUSY, "{:.0%}"),
 )
 VAPO = (
-    *AT_BOTH, last("M tokens", TOKENS, "{:.3f}", scale=1e6),
-    last("length at the end", "response/length_mean", "{:.1f}"), Column("explained", _explained),
-)  # fmt: skip
+    *AT_BOTH,
+    last("M tokens", TOKENS, "{:.3f}", scale=1e6),
+    last("length at the end", LENGTH, "{:.1f}"),
+    Column("explained", _explained),
+)
 TURNS = (
     *scored("before", FIRST), *scored("after", LAST, less="less that with the tool"),
-    last("turns of a response", "turns/mean", absent=1), MILLIONS,
+    last("turns of a response", TURNED, absent=1), MILLIONS,
 )  # fmt: skip
 STUDIES = {
     "quickstart": Study(
         ("naive GRPO", "DAPO"), quickstart_fields, (
             *QUICKSTART,
             *scored("mean after the start", lambda run, end: _evaluations(run, end)[1:].mean(),
-                    less="less that of naive GRPO"),
-            *scored("at {tokens:.2f} M tokens", last_within(TOKENS)), MILLIONS,
+                    less="less GRPO's"),
+            *scored("at {tokens:.2f} M tokens", last_within(TOKENS), less="less GRPO's"), MILLIONS,
         ),
     ),
     "quickstart_own_base": Study(
@@ -281,14 +278,21 @@ STUDIES = {
         (*scored("at the start", FIRST), *QUICKSTART, Column("seed by seed", EACH_SEED)),
         own_base=True,
     ),
-    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields, RECIPES),
-    "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, RECIPES),
+    "quickstart_lora": Study(
+        ("all weights", "LoRA"), quickstart_fields, (
+            *scored("at the start", FIRST), *scored("after 20 steps", SECOND),
+            *scored("after 60 steps", LAST, less="less that of all weights"),
+            Column("seed by seed", EACH_SEED),
+        ),
+        own_base=True,
+    ),
+    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields, (*AT_BOTH, SPENT, MILLIONS)),
+    "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, (*AT_BOTH, SPENT, MILLIONS)),
     "curricula": Study(
         tuple(CURRICULA), curriculum_fields, (
-            *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's"),
+            *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's", better=-1),
             Column("came to it", CAME), *scored("at the end", LAST),
-            last("epochs", "data/epochs", "{:.1f}"),
-            last("left out at the end", "curriculum/left_out", "{:.0f}"),
+            last("epochs", EPOCHS, "{:.1f}"), last("left out at the end", LEFT_OUT, "{:.0f}"),
         ),
     ),
     **{f"staleness_{task}": Study(tuple(AGES), functools.partial(staleness_fields, task), AGED)
@@ -302,11 +306,14 @@ STUDIES = {
 }  # fmt: skip
 
 
+def folder(arm: str, seed) -> str:
+    return f"{arm.replace(' ', '_')}/seed_{seed}"
+
+
 def train(
     study: Study, arms: Sequence[str], seeds: Sequence[int], out: pathlib.Path, jobs: int
-) -> Runs:
-    """The runs of the arms; the same call resumes what is in `out`."""
-    folder = lambda arm, seed: f"{arm.replace(' ', '_')}/seed_{seed}"
+) -> dict[str, Run]:
+    """The run of each `folder`; the same call resumes what is in `out`."""
     fields = functools.partial(study.fields, out=out)
     if study.own_base:
         first = []
@@ -321,8 +328,13 @@ def train(
         for arm in arms
     ]
     pool.run_all([*first, *runs], out, jobs)
-    read = lambda arm, seed: metrics.read(out / folder(arm, seed) / "metrics.jsonl")
-    return {arm: [read(arm, s) for s in seeds] for arm in arms}
+    return {task.folder: metrics.read(out / task.folder / "metrics.jsonl") for task in runs}
+
+
+def of_arms(found: Mapping[str, Run], arms: Sequence[str]) -> dict[str, list[Run]]:
+    """Arm -> its runs, in the order of `arms`. found: what `train` returns."""
+    runs = {arm: [r for f, r in found.items() if f.startswith(folder(arm, ""))] for arm in arms}
+    return {arm: of for arm, of in runs.items() if of}
 
 
 def verdicts(study: Study, runs: Runs, end: Mapping[str, float]) -> dict[tuple[str, int], str]:
@@ -360,14 +372,24 @@ FLAGS = {
     "only": Flag(("",), ("",), "arms to train beside the plain one; all where none is named"),
     "out": Flag("", "", "folder of the runs; runs/STUDY without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
+    "kept": Flag(False, False, "the table alone, from the records that are kept"),
 }
+
+
+def kept(study: str) -> pathlib.Path:
+    return harness.RESULTS / f"{study}.jsonl.gz"
 
 
 def measure(args) -> list[harness.Table]:
     study = STUDIES[args.study]
-    plain, *others = study.arms
-    wanted = [arm for arm in others if args.only == ("",) or arm in args.only]
-    out = pathlib.Path(args.out or harness.ROOT / "runs" / args.study)
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    runs = train(study, [plain, *wanted], seeds, out, args.jobs)
-    return [compared(study, runs, args.study)]
+    if args.kept:
+        found = harness.kept(kept(args.study))
+    else:
+        plain, *others = study.arms
+        wanted = [plain, *(arm for arm in others if args.only == ("",) or arm in args.only)]
+        out = pathlib.Path(args.out or harness.ROOT / "runs" / args.study)
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        found = train(study, wanted, seeds, out, args.jobs)
+        if args.write:
+            harness.keep(kept(args.study), found, KEPT)
+    return [compared(study, of_arms(found, study.arms), args.study)]
