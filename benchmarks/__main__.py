@@ -32,6 +32,7 @@ BENCHMARKS = {
     "gpu": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),
     "ladder": Benchmark(("jax", "flax")),
+    "mechanisms": Benchmark(("jax", "flax")),
     "pod_plan": Benchmark(("jax", "libtpu")),
     "pod_step": Benchmark(),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),

@@ -143,14 +143,25 @@ def made_up(seeds: int, better: float):
 @pytest.mark.parametrize("better", [0.1, 0.0])
 def test_verdicts_follow_the_numbers_and_every_deciding_contrast_is_needed(better):
     runs = made_up(6, better)
-    for name, of in studies.ALL.items():
-        assert all(ax.lines and ax.get_ylabel() for ax in of.figure(runs).axes)
-        found = of.compare(runs)
+    every = {name: of.compare(runs) for name, of in studies.ALL.items()}
+    for name, found in study.told(every).items():
+        assert all(ax.lines and ax.get_ylabel() for ax in studies.ALL[name].figure(runs).axes)
         assert study.shown(found) == (better > 0), name
         for i, x in enumerate(found):
+            assert x.told == x.shown and x.told <= bool(x.contrast.expected)
             if better and x.contrast.expected:
-                broken = [*found[:i], x._replace(after=x.before), *found[i + 1 :]]
-                assert not study.shown(broken)
+                assert not study.shown([*found[:i], x._replace(told=False), *found[i + 1 :]])
+                other = x._replace(after=x.before, before=x.after)  # told apart, the wrong way
+                assert other.told and not study.shown([other, *found])
+                none = every | {name: [*found[:i], x._replace(after=x.before), *found[i + 1 :]]}
+                assert not study.shown(study.told(none)[name])
+
+
+def test_what_decides_is_corrected_for_the_number_of_contrasts():
+    one = study.Compared(study.Contrast("x", "a", "b", float, +1), [1.0, 2.0, 3.1], [0.0, 0.4, 1.5])
+    free = one._replace(contrast=one.contrast._replace(expected=0))
+    assert study.told({"a": [free, one]})["a"] == [free, one._replace(told=True)]  # p = .02
+    assert not any(x.told for of in study.told({"a": [one], "b": [one, one]}).values() for x in of)
 
 
 def test_report_states_every_number_and_verdict(tmp_path):

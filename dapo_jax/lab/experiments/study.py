@@ -44,11 +44,12 @@ class Contrast(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A contrast and its numbers, one per seed."""
+    """A contrast and its numbers, one per seed. told: whether the means differ (`told`)."""
 
     contrast: Contrast
     after: list[float]
     before: list[float]
+    told: bool = False
 
     @property
     def difference(self) -> stats.Interval:
@@ -60,9 +61,8 @@ class Compared(NamedTuple):
 
     @property
     def shown(self) -> bool:
-        """The paired 95% interval excludes zero, on the expected side."""
-        d = self.difference
-        return stats.excludes_zero(d) and d.mean * self.contrast.expected > 0
+        """Told apart, on the expected side."""
+        return self.told and self.difference.mean * self.contrast.expected > 0
 
 
 class Panel(NamedTuple):
@@ -112,6 +112,15 @@ class Study(NamedTuple):
             ax.set(xlabel=panel.x, ylabel=panel.y)
             ax.legend(fontsize=8)
         return figure
+
+
+def told(found: Mapping[str, Sequence[Compared]]) -> dict[str, list[Compared]]:
+    """The same, of all studies that are reported together: paired t-tests of the contrasts that
+    decide, corrected by Holm for their number."""
+    deciding = [x for of in found.values() for x in of if x.contrast.expected]
+    sure = iter(stats.differ([np.subtract(x.after, x.before) for x in deciding]))
+    mark = lambda x: x._replace(told=next(sure)) if x.contrast.expected else x
+    return {name: [mark(x) for x in of] for name, of in found.items()}
 
 
 def shown(found: Sequence[Compared]) -> bool:
