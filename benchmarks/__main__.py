@@ -35,6 +35,7 @@ BENCHMARKS = {
     "mechanisms": Benchmark(("jax", "flax")),
     "pod_plan": Benchmark(("jax", "libtpu")),
     "pod_step": Benchmark(),
+    "quickstart_time": Benchmark(),
     "race": Benchmark((*PEERS, "jaxlib", "flax", "trl", "accelerate")),
     "run_costs": Benchmark(("jax", "orbax-checkpoint"), cores=1),
     "rungs": Benchmark(("jax", "flax")),
