@@ -105,8 +105,21 @@ def test_uniforms_belong_to_their_counter():
 )
 def test_nucleus_is_the_sorted_one(weights, eighths, power):
     weights = np.ldexp(np.float32(weights), power)
-    got = nucleus_jit(weights[None], eighths / 8)[0]
-    np.testing.assert_array_equal(got, nucleus_oracle(weights, eighths / 8))
+    wanted = nucleus_oracle(weights, eighths / 8)
+    for rows in (1, 2):  # a row alone has fewer halvings
+        got = nucleus_jit(np.tile(weights, (rows, 1)), eighths / 8)
+        np.testing.assert_array_equal(got, [wanted] * rows)
+
+
+def test_a_row_alone_has_the_nucleus_that_it_has_among_others():
+    """Also where the sums of a large vocabulary round, which their bound must leave room for."""
+    rng = np.random.default_rng(0)
+    for spread in (0.0, 0.01, 0.3, 3.0):
+        logits_V = rng.standard_normal(50_000) * spread
+        weights_2xV = np.tile(np.exp(logits_V - logits_V.max()).astype(np.float32), (2, 1))
+        for top_p in (1e-6, 0.3, 0.7, 0.99, 0.9999, 1 - 2**-24, 1.0):
+            alone_V = nucleus_jit(weights_2xV[:1], np.float32(top_p))[0]
+            np.testing.assert_array_equal([alone_V] * 2, nucleus_jit(weights_2xV, top_p))
 
 
 def test_greedy_takes_the_first_of_the_most_likely_and_records_temperature_1():

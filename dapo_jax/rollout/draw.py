@@ -56,8 +56,12 @@ def row_keys(seed_key: jax.Array, stream_S: jax.Array, sample_S: jax.Array) -> j
 def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
     """Mask [S, V] of the smallest set of largest weights whose share is at least `top_p` (a scalar
     or [S]); equal weights at the threshold are all kept. No sort: bisection on the threshold's bit
-    pattern, as those of non-negative floats are ordered like them; 31 halvings find it exactly."""
-    need_S = top_p * weight_SxV.sum(-1)
+    pattern, as those of non-negative floats are ordered like them; 31 halvings find it exactly, of
+    a row alone fewer, whose first bounds say how many."""
+    S, V = weight_SxV.shape
+    total_S = weight_SxV.sum(-1)
+    need_S = top_p * total_S
+    bits = lambda x_S: jax.lax.bitcast_convert_type(x_S, jnp.int32)
 
     def halve(_, bounds):
         low_S, high_S = bounds  # share(low) is enough, share(high) is not
@@ -66,8 +70,13 @@ def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
         enough_S = jnp.where(weight_SxV >= threshold_S[:, None], weight_SxV, 0.0).sum(-1) >= need_S
         return jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
 
-    top_S = jax.lax.bitcast_convert_type(weight_SxV.max(-1), jnp.int32)
-    low_S, _ = jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(top_S), top_S + 1))
+    high_S = bits(weight_SxV.max(-1)) + 1
+    low_S, halvings = jnp.zeros_like(high_S), 31
+    if S == 1:  # V weights below (1 - top_p) total / V can be spared, rounding of the sums included
+        spare_S = (1 - top_p - 3 * V * 2.0**-24) * total_S / V
+        low_S = bits(jnp.where(spare_S > 0, spare_S, 0.0))
+        halvings = 32 - jax.lax.clz(high_S - low_S)[0]
+    low_S, _ = jax.lax.fori_loop(0, halvings, halve, (low_S, high_S))
     return weight_SxV >= jax.lax.bitcast_convert_type(low_S, jnp.float32)[:, None]
 
 
