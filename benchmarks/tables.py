@@ -73,9 +73,11 @@ HEADLINES = [
     (
         "ladder, after 0.74 M tokens",
         "{ladder | +dynamic_sampling | accuracy after 0.74 M tokens}"
-        " (repeat {ladder_repeat | +dynamic_sampling | accuracy after 0.74 M tokens})",
+        " (earlier {ladder_repeat | +dynamic_sampling | after 0.74 M tokens, 11-21},"
+        " {ladder_repeat | +dynamic_sampling | after 0.74 M tokens, 11-23})",
         "naive GRPO {ladder | grpo | accuracy after 0.74 M tokens}"
-        " (repeat {ladder_repeat | grpo | accuracy after 0.74 M tokens}), the rung below DAPO"
+        " (earlier {ladder_repeat | grpo | after 0.74 M tokens, 11-21},"
+        " {ladder_repeat | grpo | after 0.74 M tokens, 11-23}), the rung below DAPO"
         " {ladder | +token_loss | accuracy after 0.74 M tokens}",
     ),
     (
