@@ -23,10 +23,10 @@ TOPICS = {
     "learning": Topic(
         "What it learns, and how quickly",
         (
-            "ladder", "ladder_repeat", "quickstart", "quickstart_own_base", "quickstart_time",
+            "ladder", "quickstart", "quickstart_own_base", "quickstart_time",
             "quickstart_lora", "recipes", "recipes_losses", "curricula", "staleness_quickstart",
             "staleness_ladder", "vapo_ladder", "vapo", "vapo_chains", "credit", "credit_ladder",
-            "turns", "turns_guess",
+            "turns", "turns_guess", "earlier",
         ),
     ),
     "mechanisms": Topic(
@@ -73,11 +73,11 @@ HEADLINES = [
     (
         "ladder, after 0.74 M tokens",
         "{ladder | +dynamic_sampling | accuracy after 0.74 M tokens}"
-        " (earlier {ladder_repeat | +dynamic_sampling | after 0.74 M tokens, 11-21},"
-        " {ladder_repeat | +dynamic_sampling | after 0.74 M tokens, 11-23})",
+        " (earlier {earlier | ladder, 11-21: +dynamic_sampling | at equal tokens},"
+        " {earlier | ladder, 11-23: +dynamic_sampling | at equal tokens})",
         "naive GRPO {ladder | grpo | accuracy after 0.74 M tokens}"
-        " (earlier {ladder_repeat | grpo | after 0.74 M tokens, 11-21},"
-        " {ladder_repeat | grpo | after 0.74 M tokens, 11-23}), the rung below DAPO"
+        " (earlier {earlier | ladder, 11-21: grpo | at equal tokens},"
+        " {earlier | ladder, 11-23: grpo | at equal tokens}), the rung below DAPO"
         " {ladder | +token_loss | accuracy after 0.74 M tokens}",
     ),
     (
@@ -87,8 +87,10 @@ HEADLINES = [
     ),
     (
         "quickstart, after 0.20 M tokens",
-        "{quickstart | DAPO | at 0.20 M tokens}",
-        "**naive GRPO {quickstart | naive GRPO | at 0.20 M tokens}**",
+        "{quickstart | DAPO | at 0.20 M tokens}"
+        " (earlier {earlier | quickstart, 11-23: DAPO | at equal tokens})",
+        "naive GRPO {quickstart | naive GRPO | at 0.20 M tokens}"
+        " (earlier {earlier | quickstart, 11-23: naive GRPO | at equal tokens})",
     ),
 ]
 
@@ -139,7 +141,7 @@ def readme_table() -> str:
     peers = f"google-tunix {seconds[2]} ({times[2]}), TRL {seconds[3]} ({times[3]})"
     rows.append(("race, CPU-s to an accuracy of 0.8", f"**{seconds[0]}**", peers))
     head = ("held-out accuracy at T=1, five seeds (rungs 16); CPU-seconds, three", "DAPO here")
-    mark = "<!-- RESULTS: rungs; ladder; ladder_repeat; quickstart; race -->\n"
+    mark = "<!-- RESULTS: rungs; ladder; quickstart; earlier; race -->\n"
     return mark + markdown((*head, "compared with"), rows)
 
 

@@ -157,3 +157,11 @@ def test_a_peer_computes_our_logits(base, name):
     commands = {n: [sys.executable, str(race.RACERS / f"{n}.py")] for n in ("ours", name)}
     gaps = judge.logits_gap(base, commands, judge.environment(ROOT))
     assert gaps[name] < 1e-4
+
+
+@pytest.mark.slow
+def test_our_own_run_is_read_where_it_would_evaluate(base, tmp_path):
+    referee = types.SimpleNamespace(accuracy=lambda folder: 0.1, require_base=lambda folder: None)
+    args = types.SimpleNamespace(lr=3e-4, steps=5, goal=0.8)
+    found = race.run("fixed", 0, args, base, tmp_path / "fixed_0", referee)
+    assert [r["step"] for r in found] == [0, 5] and found[1]["tokens"] > 0

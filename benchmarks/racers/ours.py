@@ -53,7 +53,7 @@ def main() -> None:
 
         if watch.reading(counters.step, counters.tokens, counters.updates, save):
             os.kill(os.getpid(), signal.SIGTERM)  # the trainer saves and leaves
-        return {}
+        return {"time/eval_s": 0.0}
 
     train.evaluate_policy = evaluate_policy
     train.train(config(args.base, args.seed, args.steps, args.arm, args.lr), args.out / "workdir")
