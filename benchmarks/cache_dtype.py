@@ -10,7 +10,6 @@ components 100 times as large and the queries' as much smaller, as biases of Qwe
 as it is, and without `qwen2.even_keys`.
 """
 
-import dataclasses
 import pathlib
 
 import jax
@@ -90,7 +89,7 @@ def stretched(model, by: float = 100.0):
     pair[[1, 1 + h]] = by
     for name, factor in (("k", pair), ("k_bias", pair), ("q", 1 / pair), ("q_bias", 1 / pair)):
         blocks[name] = blocks[name] * factor
-    return dataclasses.replace(model, params=model.params | {"blocks": blocks})
+    return model._replace(params=model.params | {"blocks": blocks})
 
 
 def measure(args) -> list[harness.Table]:

@@ -8,11 +8,23 @@ import subprocess
 import sys
 import types
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as command, arms, half_billion, harness, ladder, pod_step, tables
+from benchmarks import (
+    __main__ as command,
+    arms,
+    cache_dtype,
+    half_billion,
+    harness,
+    ladder,
+    pod_step,
+    tables,
+)
+from dapo_jax import config
 from dapo_jax.config import presets
+from dapo_jax.model import hf, qwen2
 
 RESULTS = sorted(path.stem for path in harness.RESULTS.glob("*.json"))
 FIELDS = {"title", "command", "date", "commit", "machine", "versions", "about", "notes", "figures"}
@@ -194,6 +206,16 @@ def test_steps_with_a_value_model_and_with_staleness_add_up(monkeypatch):
     first, second = map(" ".join, pod_step.with_staleness(["v6e-256"]).rows)
     assert first == "v6e-256 0 2,048 6.7 1.00 50% 160 6 - - -"
     assert second == "v6e-256 1 2,048 5.0 0.75 75% 160 6 0.25 1 2.0"
+
+
+def test_a_stretched_model_is_the_same_function():
+    shape = qwen2.shape_from_config(config.base())._replace(vocab_size=64)
+    model = hf.Model(shape, qwen2.init(shape, jax.random.key(0)))
+    other = cache_dtype.stretched(model, 64.0)  # a power of two: not even rounding differs
+    ratio = other.params["blocks"]["k"] / model.params["blocks"]["k"]
+    assert set(np.unique(ratio)) == {1.0, 64.0}
+    tokens_1xT = np.arange(12)[None]
+    np.testing.assert_array_equal(other(tokens_1xT), model(tokens_1xT))
 
 
 SMALLEST = "start --processes=1; run_costs; sampler --parts readers; update --parts rate"
