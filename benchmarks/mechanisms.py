@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import harness
 from benchmarks.harness import Flag
-from dapo_jax.lab.experiments import bases, mechanisms, pool, stats, studies, study
+from dapo_jax.lab.experiments import bases, mechanisms, pool, studies, study
 
 KEPT = harness.RESULTS / "mechanisms.jsonl.gz"
 FLAGS = {
@@ -34,15 +34,11 @@ def verdicts(found: Mapping[str, Sequence[study.Compared]]) -> harness.Table:
 
 
 def measures(found: Mapping[str, Sequence[study.Compared]]) -> harness.Table:
-    columns = ("technique", "measure", "A", "B", "A - B", "verdict")
-    table = harness.Table(*columns, name="mechanism_measures")
+    table = harness.Table("technique", *mechanisms.COLUMNS, name="mechanism_measures")
     for name, compared in found.items():
         of = studies.ALL[name]
-        side = lambda arm, values, of=of: f"{of.label(arm)}: {stats.interval(values)}"
         for x in compared:
-            c = x.contrast
-            both = side(c.after, x.after), side(c.before, x.before)
-            table.row(of.name, c.measure, *both, f"{x.difference:+.3f}", mechanisms.remark(x))
+            table.row(of.name, *mechanisms.cells(of, x))
     return table
 
 

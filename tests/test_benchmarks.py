@@ -19,6 +19,7 @@ from benchmarks import (
     half_billion,
     harness,
     ladder,
+    mechanisms,
     pod_step,
     tables,
 )
@@ -193,6 +194,12 @@ def test_a_study_s_table_follows_from_the_records_that_are_kept(study):
     result = tables.read(study)
     (table,) = arms.measure(types.SimpleNamespace(study=study, kept=True))
     assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
+
+
+def test_the_tables_of_mechanisms_follow_from_the_results_that_are_kept():
+    for table in mechanisms.measure(types.SimpleNamespace(seeds=6, kept=True, write=False)):
+        result = tables.read(table.name)
+        assert (list(table.columns), table.rows) == (result["columns"], result["rows"])
 
 
 def test_steps_with_a_value_model_and_with_staleness_add_up(monkeypatch):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from dapo_jax.data import files
 from dapo_jax.lab.experiments import bases, pool, stats, studies
-from dapo_jax.lab.experiments.study import Compared, Runs, shown, told
+from dapo_jax.lab.experiments.study import Compared, Runs, Study, shown, told
 
 BASES = 2
 
@@ -29,25 +29,26 @@ def base_seeds(seeds: int) -> dict[int, int]:
     return {seed: seed % BASES for seed in range(seeds)}
 
 
-def remark(x: Compared) -> str:
-    """What a table says of a contrast."""
-    if not x.contrast.expected:
-        return "excludes 0" if stats.excludes_zero(x.difference) else ""
-    disjoint = "disjoint" if x.disjoint else "intervals overlap"
-    return f"decides: {'shown' if x.shown else 'not shown'}, {disjoint}"
+COLUMNS = ("measure", "A", "B", "mean of A", "mean of B", "A - B, paired", "verdict")
+
+
+def cells(study: Study, x: Compared) -> tuple[str, ...]:
+    """A contrast's row of a table of `COLUMNS`."""
+    remark = "excludes 0" if stats.excludes_zero(x.difference) else ""
+    if x.contrast.expected:
+        disjoint = "disjoint" if x.disjoint else "intervals overlap"
+        remark = f"decides: {'shown' if x.shown else 'not shown'}, {disjoint}"
+    arms = study.label(x.contrast.after), study.label(x.contrast.before)
+    means = str(stats.interval(x.after)), str(stats.interval(x.before))
+    return (x.contrast.measure, *arms, *means, f"{x.difference:+.3f}", remark)
 
 
 def section(name: str, verdict: str, found: Sequence[Compared]) -> str:
     """A technique's claim, verdict and table."""
     study = studies.ALL[name]
     lines = [f"\n## {study.name}: {verdict}\n\n{study.claim}\n"]
-    lines += ["| measure | A | B | A | B | A - B, paired | |", "|---|---|---|---|---|---|---|"]
-    for x in found:
-        cells = (
-            x.contrast.measure, study.label(x.contrast.after), study.label(x.contrast.before),
-            stats.interval(x.after), stats.interval(x.before), f"{x.difference:+.3f}", remark(x),
-        )  # fmt: skip
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    rows = [COLUMNS, ("---",) * len(COLUMNS), *(cells(study, x) for x in found)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([*lines, f"\n![{study.name}]({name}.png)"])
 
 
