@@ -113,13 +113,15 @@ def test_nucleus_is_the_sorted_one(weights, eighths, power):
 
 def test_a_row_alone_has_the_nucleus_that_it_has_among_others():
     """Also where the sums of a large vocabulary round, which their bound must leave room for."""
-    rng = np.random.default_rng(0)
-    for spread in (0.0, 0.01, 0.3, 3.0):
-        logits_V = rng.standard_normal(50_000) * spread
-        weights_2xV = np.tile(np.exp(logits_V - logits_V.max()).astype(np.float32), (2, 1))
-        for top_p in (1e-6, 0.3, 0.7, 0.99, 0.9999, 1 - 2**-24, 1.0):
-            alone_V = nucleus_jit(weights_2xV[:1], np.float32(top_p))[0]
-            np.testing.assert_array_equal([alone_V] * 2, nucleus_jit(weights_2xV, top_p))
+    logits_SxV = np.random.default_rng(0).standard_normal((4, 50_000))
+    logits_SxV *= np.array([0.0, 0.01, 0.3, 3.0])[:, None]
+    weights_SxV = np.exp(logits_SxV - logits_SxV.max(-1, keepdims=True)).astype(np.float32)
+    neighbours_V = np.zeros(50_000, np.float32)  # each of more halvings decides
+    neighbours_V[:1000] = 1 - np.arange(1000) * 2.0**-24
+    weights_SxV = np.concatenate([weights_SxV, neighbours_V[None]])
+    for top_p in (1e-6, 0.3, 0.7, 0.99, 0.9999, 1 - 2**-24, 1.0):
+        alone_SxV = [nucleus_jit(w_V[None], np.float32(top_p))[0] for w_V in weights_SxV]
+        np.testing.assert_array_equal(alone_SxV, nucleus_jit(weights_SxV, np.float32(top_p)))
 
 
 def test_greedy_takes_the_first_of_the_most_likely_and_records_temperature_1():
