@@ -241,11 +241,12 @@ LEVEL = 0.9  # of curricula
 THOUSAND_TO = lambda run, end: tokens_to(run, LEVEL)[0] / 1e3
 CAME = lambda runs, plain, end: f"{sum(tokens_to(r, LEVEL)[1] for r in runs)} of {len(runs)}"
 EACH_SEED = lambda runs, plain, end: " ".join(f"{LAST(r, end):.3f}" for r in runs)
-SPENT, MILLIONS = last("updates", UPDATES, "{:.0f}"), last("M tokens", TOKENS, scale=1e6)
+MILLIONS = last("M tokens", TOKENS, scale=1e6)
 AT_BOTH = (
     *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's"),
     *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's"),
 )
+RECIPES = (*AT_BOTH, last("updates", UPDATES, "{:.0f}"), MILLIONS)
 QUICKSTART = scored("at {updates:.0f} updates", last_within(UPDATES), less="less GRPO's")
 AGED = (
     *scored("accuracy at {updates:.0f} updates", window(UPDATES), less="less that of S=0"),
@@ -286,8 +287,8 @@ STUDIES = {
         ),
         own_base=True,
     ),
-    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields, (*AT_BOTH, SPENT, MILLIONS)),
-    "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, (*AT_BOTH, SPENT, MILLIONS)),
+    "recipes": Study(("dapo", *presets.RECIPES), recipe_fields, RECIPES),
+    "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, RECIPES),
     "curricula": Study(
         tuple(CURRICULA), curriculum_fields, (
             *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's", better=-1),

@@ -54,14 +54,15 @@ def accuracies(results: Mapping[str, Mapping]) -> harness.Table:
 
 
 def measure(args) -> list[harness.Table]:
+    base_of = mechanisms.base_seeds(args.seeds)
     if args.kept:
         results = {name: result for name, (result,) in harness.kept(KEPT).items()}
     else:
         out = pathlib.Path(args.out or harness.ROOT / "runs" / "mechanisms")
         bases.write_problems(out / "data")
-        tasks = studies.tasks(list(studies.ALL), mechanisms.base_seeds(args.seeds))
+        tasks = studies.tasks(list(studies.ALL), base_of)
         results = pool.run_all(tasks, out, args.jobs, "mechanisms")
-    runs = study.Runs(results, mechanisms.base_seeds(args.seeds))
+    runs = study.Runs(results, base_of)
     if args.write:
         fields = set().union(*results.values())
         harness.keep(KEPT, {name: [of] for name, of in results.items()}, fields)

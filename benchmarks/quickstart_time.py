@@ -43,10 +43,8 @@ def once(cache: pathlib.Path, cores: Collection[int], steps: int) -> tuple[float
 
 def measure(args) -> list[harness.Table]:
     table = harness.Table("what", "empty cache", "warm cache")
-    cores, cell = (
-        sorted(os.sched_getaffinity(0)),
-        lambda found: ", ".join(f"{x:.1f}" for x in found),
-    )
+    cores = sorted(os.sched_getaffinity(0))
+    cell = lambda found: ", ".join(f"{x:.1f}" for x in found)
     with tempfile.TemporaryDirectory() as folder:
         caches = [pathlib.Path(folder) / str(i) for i in range(args.runs)]
         run = lambda cache, on: once(cache, on, args.steps)

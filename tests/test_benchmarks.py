@@ -182,14 +182,17 @@ def test_an_arm_changes_what_it_is_about_and_nothing_else(name, tmp_path):
 
 
 def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
-    for method in (m for m in presets.LADDERS if ladder.kept(m).exists()):
+    for method in presets.LADDERS:
         result = tables.read(ladder.kept(method).name.split(".")[0])
         (table,) = ladder.measure(types.SimpleNamespace(method=method, runs=""))
         assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
         assert table.notes == result["notes"][: len(table.notes)]
 
 
-@pytest.mark.parametrize("study", [s for s in arms.STUDIES if arms.kept(s).exists()])
+WITHOUT_RECORDS = {"recipes_losses", "turns", "turns_guess"}  # of before they were kept
+
+
+@pytest.mark.parametrize("study", sorted(arms.STUDIES.keys() - WITHOUT_RECORDS))
 def test_a_study_s_table_follows_from_the_records_that_are_kept(study):
     result = tables.read(study)
     (table,) = arms.measure(types.SimpleNamespace(study=study, kept=True))

@@ -56,8 +56,8 @@ def row_keys(seed_key: jax.Array, stream_S: jax.Array, sample_S: jax.Array) -> j
 def nucleus(weight_SxV: jax.Array, top_p: jax.Array) -> jax.Array:
     """Mask [S, V] of the smallest set of largest weights whose share is at least `top_p` (a scalar
     or [S]); equal weights at the threshold are all kept. No sort: bisection on the threshold's bit
-    pattern, as those of non-negative floats are ordered like them; 31 halvings find it exactly, of
-    a row alone fewer, whose first bounds say how many."""
+    pattern, as those of non-negative floats are ordered like them; 31 halvings find it exactly. A
+    row alone has closer bounds to begin with, and so needs fewer."""
     S, V = weight_SxV.shape
     total_S = weight_SxV.sum(-1)
     need_S = top_p * total_S
