@@ -34,8 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, paired
 from benchmarks.harness import Flag
+from benchmarks.paired import Run
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.lab.experiments import bases, figures, ladder, pool, stats, training
@@ -46,18 +47,22 @@ EXPLAINED, LENGTH, TURNED = "critic/explained_variance", "response/length_mean",
 EPOCHS, LEFT_OUT = "data/epochs", "curriculum/left_out"
 AGE, ESS, BUSY = "staleness/age_mean", "policy/importance_ess", "perf/slot_occupancy"
 KEPT = {"step", TAG, UPDATES, TOKENS, EXPLAINED, LENGTH, TURNED, EPOCHS, LEFT_OUT, AGE, ESS, BUSY}
-Run = Sequence[dict]  # records of metrics.jsonl
-Runs = Mapping[str, Sequence[Run]]  # arm -> seed -> run
+
+
+Score = Callable[[Run, Mapping[str, float]], float]  # (run, budgets) -> a number
 
 
 class Column(NamedTuple):
-    """cell: (the arm's runs, runs of the plain arm, budgets) -> text. head may hold {updates} and
-    {tokens}, the budgets: the fewest updates, and million tokens, of any run. With a score the
-    column has a verdict beside the cell: t-tests at 5%, corrected by Holm for all in the table."""
+    """cell: (the arm's runs, budgets) -> what is written. head may hold {updates} and {tokens}, the
+    budgets: the fewest updates, and million tokens, of any run. less: '' or the head of a column
+    of how far the arm's scores are from the plain arm's, which has a verdict beside it; "ahead" is
+    where they are larger or, with better -1, smaller."""
 
     head: str
-    cell: Callable[[Sequence[Run], Sequence[Run], Mapping[str, float]], Any]
-    score: Callable[[Run, Mapping[str, float]], float] | None = None
+    cell: Callable[[Sequence[Run], Mapping[str, float]], Any]
+    score: Score | None = None
+    less: str = ""
+    better: int = 1
 
 
 class Study(NamedTuple):
@@ -177,25 +182,18 @@ def tokens_to(run: Run, level: float) -> tuple[float, bool]:
     return float(np.interp(level, values[i - 1 : i + 1], at[i - 1 : i + 1])), True
 
 
-def scored(head: str, score: Callable[[Run, Mapping[str, float]], float], less="", better=1):
-    """The column of a number per run and, with `less`, of its difference from the plain arm's and
-    a verdict, "ahead" where the number is larger, or smaller if better = -1."""
-    each = lambda runs, end: [score(run, end) for run in runs]
-
-    def difference(runs, plain, end):
-        return "-" if runs is plain else f"{stats.paired(each(runs, end), each(plain, end)):+.3f}"
-
-    columns = [Column(head, lambda runs, plain, end: stats.interval(each(runs, end)))]
-    signed = lambda run, end: better * score(run, end)
-    return [*columns, *([Column(less, difference, signed)] if less else [])]
+def scored(head: str, score: Score, less: str = "", better: int = 1) -> Column:
+    """The column of a number per run."""
+    mean = lambda runs, end: stats.interval([score(run, end) for run in runs])
+    return Column(head, mean, score, less, better)
 
 
-def window(budget: str) -> Callable[[Run, Mapping[str, float]], float]:
+def window(budget: str) -> Score:
     """Mean accuracy at 4/6, 5/6 and 6/6 of a budget."""
     return lambda run, end: ladder.accuracy(run, TAG, budget, end[budget])
 
 
-def last_within(budget: str) -> Callable[[Run, Mapping[str, float]], float]:
+def last_within(budget: str) -> Score:
     """Accuracy of the last evaluation within a budget."""
 
     def score(run, end):
@@ -208,13 +206,13 @@ def last_within(budget: str) -> Callable[[Run, Mapping[str, float]], float]:
 def last(head: str, tag: str, form: str = "{:.2f}", scale: float = 1.0, absent=0) -> Column:
     """The mean over seeds of a tag of the last record, `absent` where it has none."""
     mean = lambda runs: np.mean([run[-1].get(tag, absent) for run in runs])
-    return Column(head, lambda runs, plain, end: form.format(mean(runs) / scale))
+    return Column(head, lambda runs, end: form.format(mean(runs) / scale))
 
 
 def mean_of(head: str, tag: str, form: str) -> Column:
     """The mean over steps and seeds of a tag, '-' where the last record has none."""
 
-    def cell(runs, plain, end):
+    def cell(runs, end):
         found = [np.mean([r[tag] for r in run if tag in r]) for run in runs if tag in run[-1]]
         return form.format(np.mean(found)) if found else "-"
 
@@ -227,7 +225,7 @@ def explained(run: Run) -> float:
     return next((r[EXPLAINED] for r in before[::-1] if EXPLAINED in r), np.nan)
 
 
-def _explained(runs, plain, end):
+def _explained(runs, end):
     told = stats.interval([explained(run) for run in runs])
     return "" if np.isnan(told.mean) else told
 
@@ -239,17 +237,17 @@ def _evaluations(run: Run, end) -> np.ndarray:
 FIRST, SECOND, LAST = (lambda run, end, at=at: _evaluations(run, end)[at] for at in (0, 1, -1))
 LEVEL = 0.9  # of curricula
 THOUSAND_TO = lambda run, end: tokens_to(run, LEVEL)[0] / 1e3
-CAME = lambda runs, plain, end: f"{sum(tokens_to(r, LEVEL)[1] for r in runs)} of {len(runs)}"
-EACH_SEED = lambda runs, plain, end: " ".join(f"{LAST(r, end):.3f}" for r in runs)
+CAME = lambda runs, end: f"{sum(tokens_to(r, LEVEL)[1] for r in runs)} of {len(runs)}"
+EACH_SEED = lambda runs, end: " ".join(f"{LAST(r, end):.3f}" for r in runs)
 MILLIONS = last("M tokens", TOKENS, scale=1e6)
 AT_BOTH = (
-    *scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's"),
-    *scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's"),
+    scored("at {updates:.0f} updates", window(UPDATES), less="less dapo's"),
+    scored("at {tokens:.3g} M tokens", window(TOKENS), less="less dapo's"),
 )
 RECIPES = (*AT_BOTH, last("updates", UPDATES, "{:.0f}"), MILLIONS)
 QUICKSTART = scored("at {updates:.0f} updates", last_within(UPDATES), less="less GRPO's")
 AGED = (
-    *scored("accuracy at {updates:.0f} updates", window(UPDATES), less="less that of S=0"),
+    scored("accuracy at {updates:.0f} updates", window(UPDATES), less="less that of S=0"),
     last("M tokens", TOKENS, "{:.3f}", scale=1e6),
     mean_of("mean age, steps", AGE, "{:.2f}"),
     mean_of("effective samples", ESS, "{:.3f}"),
@@ -262,27 +260,27 @@ VAPO = (
     Column("explained", _explained),
 )
 TURNS = (
-    *scored("before", FIRST), *scored("after", LAST, less="less that with the tool"),
+    scored("before", FIRST), scored("after", LAST, less="less that with the tool"),
     last("turns of a response", TURNED, absent=1), MILLIONS,
 )  # fmt: skip
 STUDIES = {
     "quickstart": Study(
         ("naive GRPO", "DAPO"), quickstart_fields, (
-            *QUICKSTART,
-            *scored("mean after the start", lambda run, end: _evaluations(run, end)[1:].mean(),
+            QUICKSTART,
+            scored("mean after the start", lambda run, end: _evaluations(run, end)[1:].mean(),
                     less="less GRPO's"),
-            *scored("at {tokens:.2f} M tokens", last_within(TOKENS), less="less GRPO's"), MILLIONS,
+            scored("at {tokens:.2f} M tokens", last_within(TOKENS), less="less GRPO's"), MILLIONS,
         ),
     ),
     "quickstart_own_base": Study(
         ("naive GRPO", "DAPO"), quickstart_fields,
-        (*scored("at the start", FIRST), *QUICKSTART, Column("seed by seed", EACH_SEED)),
+        (scored("at the start", FIRST), QUICKSTART, Column("seed by seed", EACH_SEED)),
         own_base=True,
     ),
     "quickstart_lora": Study(
         ("all weights", "LoRA"), quickstart_fields, (
-            *scored("at the start", FIRST), *scored("after 20 steps", SECOND),
-            *scored("after 60 steps", LAST, less="less that of all weights"),
+            scored("at the start", FIRST), scored("after 20 steps", SECOND),
+            scored("after 60 steps", LAST, less="less that of all weights"),
             Column("seed by seed", EACH_SEED),
         ),
         own_base=True,
@@ -291,8 +289,8 @@ STUDIES = {
     "recipes_losses": Study(("dapo", *LOSSES), recipe_fields, RECIPES),
     "curricula": Study(
         tuple(CURRICULA), curriculum_fields, (
-            *scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's", better=-1),
-            Column("came to it", CAME), *scored("at the end", LAST),
+            scored(f"thousand tokens to {LEVEL}", THOUSAND_TO, less="less none's", better=-1),
+            Column("came to it", CAME), scored("at the end", LAST),
             last("epochs", EPOCHS, "{:.1f}"), last("left out at the end", LEFT_OUT, "{:.0f}"),
         ),
     ),
@@ -307,14 +305,10 @@ STUDIES = {
 }  # fmt: skip
 
 
-def folder(arm: str, seed) -> str:
-    return f"{arm.replace(' ', '_')}/seed_{seed}"
-
-
 def train(
     study: Study, arms: Sequence[str], seeds: Sequence[int], out: pathlib.Path, jobs: int
 ) -> dict[str, Run]:
-    """The run of each `folder`; the same call resumes what is in `out`."""
+    """The run of each `paired.folder`; the same call resumes what is in `out`."""
     fields = functools.partial(study.fields, out=out)
     if study.own_base:
         first = []
@@ -324,7 +318,7 @@ def train(
         first = [pool.Task("base", training.run, (fields(study.arms[0], steps=0),))]
     base = tuple(task.folder for task in first[-1:])
     runs = [
-        pool.Task(folder(arm, s), training.run, (fields(arm, seed=s), *base), base)
+        pool.Task(paired.folder(arm, s), training.run, (fields(arm, seed=s), *base), base)
         for s in seeds
         for arm in arms
     ]
@@ -332,34 +326,25 @@ def train(
     return {task.folder: metrics.read(out / task.folder / "metrics.jsonl") for task in runs}
 
 
-def of_arms(found: Mapping[str, Run], arms: Sequence[str]) -> dict[str, list[Run]]:
-    """Arm -> its runs, in the order of `arms`. found: what `train` returns."""
-    runs = {arm: [r for f, r in found.items() if f.startswith(folder(arm, ""))] for arm in arms}
-    return {arm: of for arm, of in runs.items() if of}
-
-
-def verdicts(study: Study, runs: Runs, end: Mapping[str, float]) -> dict[tuple[str, int], str]:
-    """(arm, index of a column with a score) -> the word, for all but the plain arm."""
-    plain, *others = runs
-    each = [(arm, i) for i, c in enumerate(study.columns) if c.score for arm in others]
-    score = lambda arm, i: np.array([study.columns[i].score(run, end) for run in runs[arm]])
-    changes = [score(arm, i) - score(plain, i) for arm, i in each]
-    told = zip(each, changes, stats.differ(changes), strict=True)
-    return {key: harness.word(stats.interval(x), sure) for key, x, sure in told}
-
-
-def compared(study: Study, runs: Runs, name: str = "") -> harness.Table:
+def compared(study: Study, runs: Mapping[str, Sequence[Run]], name: str = "") -> harness.Table:
     """One row per arm. The plain arm must be the first."""
+    plain, *others = runs
     every = [run for of in runs.values() for run in of]
     end = {budget: min(run[-1][budget] for run in every) for budget in (UPDATES, TOKENS)}
     budgets = {"updates": end[UPDATES], "tokens": end[TOKENS] / 1e6}
+    scores = {
+        c.head: {arm: [c.score(run, end) for run in of] for arm, of in runs.items()}
+        for c in study.columns
+        if c.less
+    }
+    told = paired.told(scores, [(arm, plain) for arm in others])
     heads, rows = ["arm"], {arm: [arm] for arm in runs}
-    words = verdicts(study, runs, end)
-    for i, c in enumerate(study.columns):
-        heads += [c.head.format(**budgets), *["verdict"] * bool(c.score)]
+    for c in study.columns:
+        heads += [c.head.format(**budgets), *([c.less, "verdict"] if c.less else [])]
         for arm, of in runs.items():
-            rows[arm].append(c.cell(of, runs[study.arms[0]], end))
-            rows[arm] += [words.get((arm, i), "-")] * bool(c.score)
+            rows[arm].append(c.cell(of, end))
+            if c.less:
+                rows[arm] += "--" if arm == plain else told[c.head, arm, plain].cells(c.better)
     table = harness.Table(*heads, name=name)
     for cells in rows.values():
         table.row(*cells)
@@ -393,4 +378,4 @@ def measure(args) -> list[harness.Table]:
         found = train(study, wanted, seeds, out, args.jobs)
         if args.write:
             harness.keep(kept(args.study), found, KEPT)
-    return [compared(study, of_arms(found, study.arms), args.study)]
+    return [compared(study, paired.by_arm(found, study.arms), args.study)]

@@ -11,7 +11,6 @@ The rest is a countdown with free words. The base knows what follows from a sign
 right one with probability .7. What is in the folder of the runs is not made again.
 """
 
-import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from benchmarks import harness, rungs
+from benchmarks import harness, paired, rungs
 from benchmarks.harness import Flag
 from benchmarks.rungs import TOKENS, UPDATES
 from dapo_jax import build, config, parallel, train
@@ -189,8 +188,7 @@ def accuracies(runs: Mapping[str, Sequence], budgets: Mapping[str, tuple[str, fl
 
 def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     """found: records of each run by its folder, the first of a run with values' `explained`."""
-    of_method = lambda m: [of for name, of in found.items() if name.split("/")[0] == m]
-    runs = {m: of_method(m) for m in METHODS}
+    runs = paired.by_arm(found, METHODS)
     last = min(run[-1][UPDATES] for of in runs.values() for run in of)
     tokens = min(run[-1][TOKENS] for of in runs.values() for run in of)
     budgets = {f"at {COMPARED} updates": (UPDATES, COMPARED), f"at {last:.0f} updates":
@@ -204,19 +202,15 @@ def compared(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
         known = [run[0].get(KNOWN) for run in of]
         cells += [f"{stats.interval(x):.2f}" for x in np.transpose(known)]  # [runs][PARTS or none]
         table.row(*[method, *cells, *[""] * len(PARTS)][: len(table.columns)])
-    for method, (head, accuracy) in itertools.product(VALUES, at.items()):
-        change = stats.paired(accuracy[method], accuracy["dapo"])
-        told = harness.word(change, stats.excludes_zero(change))
-        table.note(f"{method} less dapo {head}: {change:+.3f}, {told}.")
+    for (head, *pair), change in paired.told(at, [(m, "dapo") for m in VALUES]).items():
+        table.note(f"{' less '.join(pair)} {head}: {change}.")
     return table
 
 
 def climbed(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     """A row for each rung, with its change from what PAIRED compares it with, told apart after
     Holm over all of them. found: records of each run by its folder."""
-    runs: dict[str, list] = {name: [] for name in VAPO.rungs}
-    for folder, of in found.items():
-        runs[folder.split("/")[0]].append(of)
+    runs = paired.by_arm(found, VAPO.rungs)
     fewest = min(map(len, runs.values()))  # seeds, from 0 on, that every rung has
     runs = {name: of[:fewest] for name, of in runs.items()}
     ends = {f"at {COMPARED} updates": COMPARED, f"at {COMPARED * 2} updates": COMPARED * 2}
@@ -225,25 +219,18 @@ def climbed(found: Mapping[str, Sequence[Mapping]]) -> harness.Table:
     part = PARTS.index(1 / 3)
     beside = ("M tokens", "explained after a third")
     table = harness.Table("rung", "paper", "compared with", *heads, *beside, name="credit_ladder")
-    told = {
-        head: stats.differ([np.subtract(of[a], of[b]) for a, b in PAIRED])
-        for head, of in at.items()
-    }
+    told = [paired.told({head: of}, PAIRED) for head, of in at.items()]
     for name, of in runs.items():
-        pair = next((i for i, (after, _) in enumerate(PAIRED) if after == name), None)
-        cells = [name, VAPO.paper.get(name, ""), "" if pair is None else PAIRED[pair][1]]
-        for head, accuracy in at.items():
-            cells += [stats.interval(accuracy[name]), "", ""]
-            if pair is not None:
-                change = stats.paired(*(accuracy[arm] for arm in PAIRED[pair]))
-                cells[-2:] = f"{change:+.3f}", harness.word(change, told[head][pair])
+        beside_it = next((b for a, b in PAIRED if a == name), "")
+        cells = [name, VAPO.paper.get(name, ""), beside_it]
+        for (head, accuracy), each in zip(at.items(), told, strict=True):
+            change = each[head, name, beside_it].cells() if beside_it else ["", ""]
+            cells += [stats.interval(accuracy[name]), *change]
         known = [run[0][KNOWN][part] for run in of if run[0].get(KNOWN)]
         tokens = np.mean([run[-1][TOKENS] for run in of])
         table.row(*cells, f"{tokens / 1e6:.3f}", f"{stats.interval(known):.2f}" if known else "")
-    for head, accuracy in at.items():
-        change = stats.paired(accuracy[WHOLE], accuracy[VAPO.bare])
-        table.note(f"{WHOLE} less {VAPO.bare} {head}: {change:+.3f}, "
-                   f"{harness.word(change, told[head][-1])}.")  # fmt: skip
+    for head, each in zip(at, told, strict=True):
+        table.note(f"{WHOLE} less {VAPO.bare} {head}: {each[head, WHOLE, VAPO.bare]}.")
     return table
 
 

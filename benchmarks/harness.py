@@ -162,11 +162,6 @@ def result(table: Table, old: Mapping[str, Any], command: str, packages: Sequenc
     }
 
 
-def word(change, sure: bool) -> str:
-    """What a table says of a change: a `stats.Interval`, and whether it is told apart."""
-    return ("ahead" if change.mean > 0 else "behind") if sure else "not told apart"
-
-
 def as_json(found: Mapping[str, Any]) -> str:
     """A line for each field, row and note, so that a difference of two versions can be read."""
     lines = []

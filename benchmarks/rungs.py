@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from benchmarks import harness
+from benchmarks import harness, paired
 from benchmarks.harness import Flag
 from dapo_jax import build, config
 from dapo_jax.config import presets
@@ -314,26 +314,20 @@ def accuracies(runs: Mapping[str, Sequence[Sequence[dict]]], tag: str, x: str, e
 def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> harness.Table:
     """One row per rung. runs: rung -> seed -> `records`, in the paper's order."""
     places = {what: accuracies(runs, tag, UPDATES, updates) for what, tag in PLACES.items()}
-    each = list(itertools.product(places, PAIRS))
-    sure = stats.differ([np.subtract(places[what][a], places[what][b]) for what, (a, b) in each])
-    told = dict(zip(each, sure, strict=True))
+    told = paired.told(places, PAIRS)
     heads = [head for what in places for head in (f"right {what}", "change", "verdict")]
     table = harness.Table("rung", "paper", *heads, *BESIDE, name="rungs")
     for name, below in zip(runs, (None, *runs), strict=False):
         cells = [name, DAPO.paper[name]]
         for what, of in places.items():
-            cells += [stats.interval(of[name]), "-", "-"]
-            if below:
-                change = stats.paired(of[name], of[below])
-                cells[-2:] = f"{change:+.3f}", harness.word(change, told[what, (name, below)])
+            change = told[what, name, below].cells() if below else "--"
+            cells += [stats.interval(of[name]), *change]
         for tag, form, scale in BESIDE.values():
             curves = (figures.curve(run, tag, UPDATES) for run in runs[name])
             cells.append(form.format(np.mean([np.interp(updates, *c) for c in curves]) / scale))
         table.row(*cells)
-    for what, of in places.items():
-        change = stats.paired(of[WHOLE], of[BARE])
-        told_so = harness.word(change, told[what, (WHOLE, BARE)])
-        table.note(f"{WHOLE} less {BARE}, {what}: {change:+.3f}, {told_so}.")
+    for what in places:
+        table.note(f"{WHOLE} less {BARE}, {what}: {told[what, WHOLE, BARE]}.")
     budget = min(run[-1][TOKENS] for name in (BARE, WHOLE) for run in runs[name])
     for what, tag in PLACES.items():
         of = accuracies(runs, tag, TOKENS, budget)
@@ -365,19 +359,11 @@ FLAGS = {
 }
 
 
-def of_rungs(found: Mapping[str, list[dict]]) -> dict[str, list[list[dict]]]:
-    """Rung -> seed -> records. found: those of each run, by its folder."""
-    runs = {rung: [] for rung in DAPO.cumulative}
-    for folder, of in found.items():
-        runs[folder.split("/")[0]].append(of)
-    return runs
-
-
 def measure(args) -> list[harness.Table]:
     c = TASK["get_config"]()
     updates = c.steps * c.optim.minibatches
     if args.kept:
-        return [compared(of_rungs(harness.kept(KEPT)), updates)]
+        return [compared(paired.by_arm(harness.kept(KEPT), DAPO.cumulative), updates)]
     out = pathlib.Path(args.out or harness.ROOT / TASK["HOME"])
     tables = base_tables(args.base, out, args.jobs)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
@@ -385,7 +371,7 @@ def measure(args) -> list[harness.Table]:
         tasks = [task(rung, s, s, out) for s in seeds for rung in DAPO.cumulative]
         pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)
         found = {of.folder: records(out / of.folder) for of in tasks}
-        runs = of_rungs(found)
+        runs = paired.by_arm(found, DAPO.cumulative)
         if args.write:
             harness.keep(KEPT, found, TAGS)
             draw(runs, updates, c.steps)

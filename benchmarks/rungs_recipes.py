@@ -18,6 +18,7 @@ A run's CPU-seconds are those of its process in rollouts and updates, behind the
 which compiles; evaluation and saving are not counted.
 """
 
+import itertools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import harness, rungs
+from benchmarks import harness, paired, rungs
 from benchmarks.harness import Flag
 from benchmarks.rungs import TOKENS, UPDATES, WHOLE
 from dapo_jax import config, train
@@ -163,16 +164,12 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
         some = {name: of for name, of in runs.items() if all(x in run[-1] for run in of)}
         end = min(run[-1][x] for of in some.values() for run in of) if x != UPDATES else updates
         places = {w: rungs.accuracies(some, tag, x, end) for w, tag in rungs.PLACES.items()}
-        each = [(what, name) for what in places for name in some if name != plain]
-        sure = stats.differ([np.subtract(places[w][name], places[w][plain]) for w, name in each])
-        told = dict(zip(each, sure, strict=True))
+        told = paired.told(places, [(name, plain) for name in some if name != plain])
         for name in some:
             cells = [head.format(end / unit), name, f"{RATES[name]:.3g}"]
             for what, of in places.items():
-                cells += [stats.interval(of[name]), "-", "-"]
-                if name != plain:
-                    change = stats.paired(of[name], of[plain])
-                    cells[-2:] = f"{change:+.3f}", harness.word(change, told[what, name])
+                change = "--" if name == plain else told[what, name, plain].cells()
+                cells += [stats.interval(of[name]), *change]
             table.row(*cells)
     return [table, beside(runs, updates, "method", "rungs_recipes_beside")]
 
@@ -214,26 +211,16 @@ def changed(
     fewest = min(map(len, runs.values()))
     runs = {arm: of[:fewest] for arm, of in runs.items()}
     places = {w: rungs.accuracies(runs, t, UPDATES, updates) for w, t in rungs.PLACES.items()}
-    each = [np.subtract(of[a], of[b]) for _, a, b in changes for of in places.values()]
+    told = paired.told(places, [pair for _, *pair in changes])
     heads = [head for what in places for head in (f"right {what}", "verdict")]
     table = harness.Table("what is changed", "arm", "less", *heads, name=name)
-    pairs = [(stats.interval(x), told) for x, told in zip(each, stats.differ(each), strict=True)]
-    for i, change in enumerate(changes):
-        found = pairs[len(places) * i : len(places) * (i + 1)]
-        cells = [cell for x, told in found for cell in (f"{x:+.3f}", harness.word(x, told))]
-        table.row(*change, *cells)
+    for head, *pair in changes:
+        found = [told[what, *pair].cells() for what in places]
+        table.row(head, *pair, *itertools.chain(*found))
     arms = harness.Table("arm", *(f"right {what}" for what in places), name=f"{name}_arms")
     for arm in runs:
         arms.row(arm, *(stats.interval(of[arm]) for of in places.values()))
     return [table, arms, beside(runs, updates, "arm", f"{name}_beside", columns)]
-
-
-def of_methods(found: Mapping[str, list[dict]], names=METHODS) -> dict[str, list[list[dict]]]:
-    """Method -> seed -> records, by the order of `names`. found: those of each run, by folder."""
-    runs: dict[str, list[list[dict]]] = {}
-    for folder, of in found.items():
-        runs.setdefault(folder.split("/")[1].replace("_DAPO", " DAPO"), []).append(of)
-    return {name: runs[name] for name in names if name in runs}
 
 
 FLAGS = {
@@ -263,7 +250,7 @@ def measure(args) -> list[harness.Table]:
         parts = harness.kept(KEPT_PARTS) | found  # of arms that `only` leaves out, those kept
         if args.write:
             harness.keep(KEPT_PARTS, parts, TAGS)
-        both = of_methods(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
+        both = paired.by_arm(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
         return changed(both, CHANGES, updates, "rungs_parts")
     if args.without:
         tasks = [without(arm, s, out) for arm in ARMS for s in seeds]
@@ -271,11 +258,11 @@ def measure(args) -> list[harness.Table]:
         found = {of.folder: rungs.records(out / of.folder) for of in tasks}
         if found and args.write:
             harness.keep(KEPT_WITHOUT, found, TAGS)
-        runs = of_methods(found or harness.kept(KEPT_WITHOUT), ARMS)
+        runs = paired.by_arm(found or harness.kept(KEPT_WITHOUT), ARMS)
         updates = rungs.TASK["get_config"]().steps * updates / STEPS
         return changed(runs, WITHOUT, updates, "rungs_without", rungs.BESIDE)
     if not args.seeds:
-        return compared(of_methods(harness.kept(KEPT)), updates)
+        return compared(paired.by_arm(harness.kept(KEPT), METHODS), updates)
     for name in (n for n in names if n in RATES):  # one after the other: a cut loses the last
         steps = STEPS if name in AGAIN else round(STEPS * LONGER)
         where = f"recipes/{name.replace(' ', '_')}/seed_{{}}".format
@@ -283,4 +270,4 @@ def measure(args) -> list[harness.Table]:
         found |= records(out, tasks, args.jobs)
     if args.write:
         harness.keep(KEPT, found, TAGS)
-    return compared(of_methods(found), updates)
+    return compared(paired.by_arm(found, METHODS), updates)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks import harness, rungs
+from benchmarks import harness, paired, rungs
 from benchmarks.harness import Flag
 from dapo_jax.lab.dynamics import scaling
 from dapo_jax.lab.experiments import figures, pool, stats
@@ -90,7 +90,7 @@ def compared(short, longer, updates: float, runs: int, draws: int) -> harness.Ta
 
 def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / rungs.TASK["HOME"])
-    short = rungs.of_rungs(harness.kept(rungs.KEPT))[rungs.WHOLE]
+    short = paired.by_arm(harness.kept(rungs.KEPT), [rungs.WHOLE])[rungs.WHOLE]
     c, longer = rungs.TASK["get_config"](), harness.kept(KEPT) if KEPT.exists() else {}
     if args.steps:
         seeds = range(args.first_seed, args.first_seed + args.seeds)

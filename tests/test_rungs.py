@@ -10,7 +10,7 @@ import pytest
 import test_configs
 import test_ladder
 
-from benchmarks import credit, harness, rungs, rungs_recipes, score, tables
+from benchmarks import credit, harness, paired, rungs, rungs_recipes, score, tables
 from dapo_jax import config
 from dapo_jax.config import presets
 from dapo_jax.data import arithmetic
@@ -184,7 +184,7 @@ def test_the_table_follows_from_the_records_that_are_kept(tmp_path):
     harness.keep(tmp_path / "kept.jsonl.gz", runs, rungs.TAGS)
     found = harness.kept(tmp_path / "kept.jsonl.gz")
     assert found == runs
-    assert rungs.of_rungs(found)["grpo"] == [run(0.5, 0), run(0.5, 1)]
+    assert paired.by_arm(found, rungs.DAPO.cumulative)["grpo"] == [run(0.5, 0), run(0.5, 1)]
     table, result = rungs.measure(types.SimpleNamespace(kept=True))[0], tables.read("rungs")
     assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
     assert table.notes == result["notes"]
@@ -303,7 +303,7 @@ def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
                 beside = dict.fromkeys(rungs_recipes.TAGS - r.keys(), 0.25)
                 r |= beside | {rungs_recipes.CPU_S: 2.0 * r["step"]}
                 r[rungs.TOKENS] *= tokens
-    runs = rungs_recipes.of_methods(made)
+    runs = paired.by_arm(made, rungs_recipes.METHODS)
     monkeypatch.setattr(rungs_recipes, "RATES", dict.fromkeys(runs, 4.5e-4))
     table, beside = rungs_recipes.compared(runs, 96)
     assert [row[0] for row in table.rows[::3]] == ["96 updates", "3.00 M tokens", "12 CPU-seconds"]
