@@ -7,7 +7,7 @@ and runs the trainer's forward over the same tokens in the same dtype. What it f
 the denominator of the ratio is with loss.old_logprobs='reuse', and what loss.importance_cap has to
 weigh with rollout.cache_dtype='int8'. The last two rows: the same function with one pair of key
 components 100 times as large and the queries' as much smaller, as biases of Qwen2.5 make some; int8
-as it is, and without `qwen2.even_keys`.
+as it is, and without `int8_keys.even_keys`.
 """
 
 import pathlib

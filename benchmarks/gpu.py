@@ -29,7 +29,7 @@ from benchmarks import gpu_roofline, harness, sides
 from benchmarks.harness import Flag, median_seconds
 from dapo_jax import plan
 from dapo_jax.log import hardware
-from dapo_jax.model import qwen2
+from dapo_jax.model import adapters, qwen2
 from dapo_jax.pods import slices
 from dapo_jax.rollout.draw import Draw
 
@@ -110,7 +110,7 @@ def sample_ours(size: str, repeats: int, slots: int = 0) -> dict:
 
 def update_ours(size: str, repeats: int, remat="full", micro_rows=4, rank=0, norm=False) -> dict:
     """rank: of adapters, 0 = all weights are trained. norm: say the gradient's norm too."""
-    lora = qwen2.Lora(rank, 16.0, ("q", "k", "v", "o", "gate", "up", "down"), "bfloat16")
+    lora = adapters.Lora(rank, 16.0, ("q", "k", "v", "o", "gate", "up", "down"), "bfloat16")
     shape, s = shape_of(size)._replace(remat=remat, lora=lora if rank else None), setting(size)
     made = sides.trainer(shape, "bfloat16")
     rng = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from scipy.special import log_softmax
 from dapo_jax import parallel
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema
-from dapo_jax.model import hf, hf_format, qwen2
+from dapo_jax.model import hf, hf_format, qwen2, rope
 from dapo_jax.model.qwen2 import Params, Shape
 
 KL_MAX = 1e-7  # nats at the worst position, float32
@@ -80,7 +80,7 @@ def _saved_shape(state: dict) -> Shape:
         if "shape" in state:
             saved = dict(state["shape"])
             yarn = saved.get("yarn")
-            return Shape(**saved | {"yarn": qwen2.Yarn(*yarn) if yarn else None})
+            return Shape(**saved | {"yarn": rope.Yarn(*yarn) if yarn else None})
         known = state["config"]  # a run's config, flat; older runs lack newer fields (= defaults)
         sizes = [k for k in schema.leaves(c.model) if not k.startswith("model.lora.")]  # merged
         c.update({k: known[k] for k in sizes if k in known})

@@ -16,7 +16,7 @@ from benchmarks import drafts as measured, half_billion
 from dapo_jax import config
 from dapo_jax.gate import ConfigError
 from dapo_jax.log import tags
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import int8_keys, paged, qwen2
 from dapo_jax.rollout import drafts, draw as drawing, engine, near_ties
 from dapo_jax.rollout.drafts import Counts, Draft, Drafts
 from dapo_jax.rollout.draw import Draw
@@ -83,7 +83,7 @@ def test_the_same_program_gives_the_same_bits(mesh, slots, requests):
 
 @functools.cache
 def even_weights():
-    return jax.device_get(jax.jit(qwen2.even_keys)(weights()))
+    return jax.device_get(jax.jit(int8_keys.even_keys)(weights()))
 
 
 def by_int8(prompt: list[int], response: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

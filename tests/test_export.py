@@ -12,7 +12,7 @@ from dapo_jax import build, config, convert
 from dapo_jax.checkpoint import export, workdir
 from dapo_jax.dapo.state import State
 from dapo_jax.data import arithmetic, tokenizer
-from dapo_jax.model import hf, qwen2
+from dapo_jax.model import hf, qwen2, rope
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_in_a_bucket_config_json_comes_last_and_nothing_is_fetched(made, bucket,
 def write_qwen3(folder):
     """Random weights of a Qwen3 whose heads are twice D / H wide, with YaRN of a context shorter
     than prompt and response."""
-    shape, yarn = qwen2.shape_from_config(config.base()), qwen2.Yarn(4.0, 16, 1.1386)
+    shape, yarn = qwen2.shape_from_config(config.base()), rope.Yarn(4.0, 16, 1.1386)
     shape = shape._replace(qkv_bias=False, qk_norm=True, head_dim=32, yarn=yarn)
     words = arithmetic.write(folder / "words", train=16, heldout=16).tokenizer
     hf.save(folder / "model", shape, qwen2.init(shape, jax.random.key(0)), "float32", words.parent)

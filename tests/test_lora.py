@@ -20,10 +20,10 @@ from dapo_jax import build, config, convert, plan
 from dapo_jax.config import schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.log import metrics
-from dapo_jax.model import hf, learner, qwen2
+from dapo_jax.model import adapters, hf, learner, qwen2
 from dapo_jax.run import policy
 
-LORA = qwen2.Lora(4, 10.0, qwen2.LINEAR, "float32")
+LORA = adapters.Lora(4, 10.0, qwen2.LINEAR, "float32")
 
 
 def model(shape, seed=0, size=0.1):
@@ -31,7 +31,7 @@ def model(shape, seed=0, size=0.1):
     params = qwen2.adapted(shape, qwen2.init(shape.merged, jax.random.key(7)), jax.random.key(8))
     rng = np.random.default_rng(seed)
     random = lambda w: jnp.asarray(size * rng.normal(size=w.shape), jnp.float32)
-    return qwen2.with_trained(params, jax.tree.map(random, qwen2.trained(params)))
+    return adapters.with_trained(params, jax.tree.map(random, adapters.trained(params)))
 
 
 def merged(params, lora, xp=np):
@@ -68,10 +68,10 @@ def test_merged_equals_the_adapters_forward(shape, targets):
 
     want = reference(oracle, params)
     logits = qwen2.bind(shape, params)(tokens)
-    whole = jax.jit(functools.partial(qwen2.merge, shape))(params)
+    whole = jax.jit(functools.partial(adapters.merge, shape.lora))(params)
     for got in (logits, qwen2.bind(shape.merged, whole)(tokens)):
         assert_near((whole, got), want)
-    without = qwen2.bind(shape.merged, qwen2.base(params))(tokens)
+    without = qwen2.bind(shape.merged, adapters.base(params))(tokens)
     assert np.abs(logits - without).max() > 0.1  # adapters that say something
 
 
@@ -85,11 +85,11 @@ def truth():
     batch = make_batch(whole, [-0.6, -0.1, 0.0, 0.1, 0.4, 2.6])
 
     def loss(own, params):
-        whole = merged(qwen2.with_trained(params, own), LORA, jnp)
+        whole = merged(adapters.with_trained(params, own), LORA, jnp)
         return oracle_loss(whole, batch, ALL_ON)[0]
 
     params = jax.device_get(params)
-    return shape, params, batch, reference(jax.grad(loss), qwen2.trained(params), params)
+    return shape, params, batch, reference(jax.grad(loss), adapters.trained(params), params)
 
 
 MESHES = [dict(), dict(data=2, fsdp=2, tensor=2)]
@@ -105,10 +105,10 @@ def test_gradients_are_the_adapters_alone_and_right(truth, sizes):
     after, opt_state, log = programs.update(*start(programs, params), given, how)
     got, after = jax.device_get((opt_state.trace, after))
     assert not log["skipped"]
-    assert jax.tree.structure(got) == jax.tree.structure(qwen2.trained(params))
+    assert jax.tree.structure(got) == jax.tree.structure(adapters.trained(params))
     assert_near(got, want)
-    assert_same_bits(qwen2.base(after), qwen2.base(params))
-    moved = jax.tree.map(lambda a, b: bool((a != b).any()), qwen2.trained(after), got)
+    assert_same_bits(adapters.base(after), adapters.base(params))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), adapters.trained(after), got)
     assert all(jax.tree.leaves(moved))
 
 
@@ -128,8 +128,8 @@ def test_adapters_begin_as_nothing_and_do_not_depend_on_the_mesh():
         assert (x == 0).all() if name.endswith("_b") else x.std() > 0.5 * x[0, ..., 0].size ** -0.5
     setup = learner.Setup(mesh_of(), RULES, learner.optax.sgd(1.0), "float32")
     full = update.Trainer(SHAPE, setup)
-    assert_same_bits(qwen2.base(made[0]), full.init_params(np.array([0, 3], np.uint32)))
-    assert_same_bits(qwen2.merge(shape, made[0]), qwen2.base(made[0]))
+    assert_same_bits(adapters.base(made[0]), full.init_params(np.array([0, 3], np.uint32)))
+    assert_same_bits(adapters.merge(shape.lora, made[0]), adapters.base(made[0]))
 
 
 def test_what_stays_is_in_the_compute_dtype_and_has_no_moments():
@@ -176,13 +176,13 @@ def test_resume_continues_bit_for_bit(whole_run, tmp_path):
 @pytest.mark.slow
 def test_a_run_trains_and_saves_adapters_and_leaves_the_base(whole_run):
     start, end = (arrays(whole_run, step) for step in (0, 3))
-    assert_same_bits(qwen2.base(end["params"]), qwen2.base(start["params"]))
-    assert all(x.any() for x in jax.tree.leaves(qwen2.trained(end["params"])))
+    assert_same_bits(adapters.base(end["params"]), adapters.base(start["params"]))
+    assert all(x.any() for x in jax.tree.leaves(adapters.trained(end["params"])))
     assert start["ref_params"].keys() == {"blocks"} and "lora" in end["ref_params"]["blocks"]
-    assert_same_bits(end["ref_params"], qwen2.trained(start["params"]))
+    assert_same_bits(end["ref_params"], adapters.trained(start["params"]))
     moments = [x for x in jax.tree.leaves(end["opt_state"]) if x.ndim]
     assert sum(x.size for x in moments) == 2 * sum(
-        x.size for x in jax.tree.leaves(qwen2.trained(end["params"]))
+        x.size for x in jax.tree.leaves(adapters.trained(end["params"]))
     )
     for record in metrics.read(whole_run / "metrics.jsonl")[1:]:
         assert record["policy/sampler_trainer_logprob_gap"] < 1e-4  # merged there, not here
@@ -212,7 +212,7 @@ def test_every_reader_gets_merged_weights(whole_run, tmp_path):
         functools.partial(np.testing.assert_allclose, rtol=2**-7), jax.device_get(found), rounded
     )
     run(adapted(0, init_from=str(whole_run), model__lora__rank=2), tmp_path / "next")
-    jax.tree.map(near, qwen2.base(arrays(tmp_path / "next", 0)["params"]), want)
+    jax.tree.map(near, adapters.base(arrays(tmp_path / "next", 0)["params"]), want)
 
 
 def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
@@ -223,7 +223,7 @@ def test_the_page_is_a_run_and_tells_the_fields(tmp_path):
     c = made["get_config"]()
     assert c.optim.lr == pytest.approx(10 * config.paper().optim.lr)
     validation.validate(c, 8)
-    assert plan.network(c).lora == qwen2.Lora(32, 32.0, qwen2.LINEAR, "bfloat16")
+    assert plan.network(c).lora == adapters.Lora(32, 32.0, qwen2.LINEAR, "bfloat16")
     table = re.findall(r"^\| `(model\.lora\.\w+)` \| (\S+) \|", page, re.M)
     fields = {k: str(f.default) for k, f in schema.SCHEMA.items() if k.startswith("model.lora.")}
     assert dict(table) == fields

@@ -10,7 +10,7 @@ from levels import slow
 from rounding import EPS, assert_near, reference
 from test_attention import oracle
 
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import paged, qwen2, rope
 
 H, K, D = 6, 2, 16
 SHAPE = qwen2.Shape(32, 32, 32, 2, H, K, D, 1e4, 1e-6, True, scan_layers=False)
@@ -68,7 +68,7 @@ def kernel_attends(
     g = geometry("tpu", shape, slots=len(lengths), row_tokens=64, page_tokens=16)
     g = g._replace(cores=cores)
     assert (g.reader, g.row_pages, g.head_dim) == ("kernel", 4, 128)
-    angles = qwen2.rope_angles(jnp.asarray(lengths)[:, None] * 7, head_dim, 1e4)
+    angles = rope.angles(jnp.asarray(lengths)[:, None] * 7, head_dim, 1e4)
     inverse = angles[0], -angles[1]
     lengths = np.array(lengths, np.int32)
     pool, table, *kv = filled(g, lengths, shape)
@@ -78,7 +78,7 @@ def kernel_attends(
     pool, kv = (jax.tree.map(lambda x: jnp.asarray(x, dtype), x) for x in (pool, kv))
     last = np.maximum(lengths - 1, 0)
     new = [x[np.arange(len(lengths)), :, last][:, :, None] for x in kv]
-    new[0] = qwen2.rotate(new[0].astype("float32"), inverse)  # as the model hands it over
+    new[0] = rope.rotate(new[0].astype("float32"), inverse)  # as the model hands it over
     before = [np.array(x) for x in pool]
     for s in np.flatnonzero(live):  # what the kernel must put there itself
         for x in before:
@@ -94,7 +94,7 @@ def kernel_attends(
     for x, y in zip(after[0], pool, strict=True):  # a key of a few units, rotated there and back
         x, y = (np.asarray(z, np.float64) for z in (x, y))
         np.testing.assert_allclose(x, y, rtol=0, atol=4 * EPS * np.abs(y[..., :head_dim]).max())
-    q = qwen2.rotate(q, angles)
+    q = rope.rotate(q, angles)
     want = expected(*(np.asarray(x, np.float32) for x in (q[:, :, 0], *kv)), lengths)
     return np.asarray(got[:, :, 0], np.float64), want, live
 

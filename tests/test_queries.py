@@ -15,7 +15,7 @@ from rounding import EPS
 from test_paged import LAYOUTS, SHAPE, assert_live_near, expected, geometry, int8
 
 from dapo_jax.config import presets
-from dapo_jax.model import paged, paged_queries, qwen2
+from dapo_jax.model import paged, paged_queries, rope
 from dapo_jax.plan import kernels
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.pods import slices
@@ -60,8 +60,8 @@ def case(layout, rows, page_tokens, dtype="float32", quantized=False, queries=4,
     pool[0] = pool[0].swapaxes(-1, -2) if g.transposed else pool[0]
     q = rng.normal(size=(len(row_S), heads, 1, d))
     new = list(kv[:, row_S, :, position_S].swapaxes(0, 1)[:, :, :, None])
-    cos, sin = qwen2.rope_angles(jnp.asarray(position_S)[:, None], d, 1e4)
-    new[0] = qwen2.rotate(jnp.asarray(new[0]), (cos, -sin))  # as the model hands it over
+    cos, sin = rope.angles(jnp.asarray(position_S)[:, None], d, 1e4)
+    new[0] = rope.rotate(jnp.asarray(new[0]), (cos, -sin))  # as the model hands it over
     kind = lambda x: jnp.asarray(x, dtype)
     pool = [*map(jnp.asarray, pool)] if quantized else [*map(kind, pool)]
     table = pages[row_S].astype(np.int32)
@@ -75,7 +75,7 @@ def reader(g, block, d):
 
     @functools.partial(jax.jit, compiler_options=typed.OPTIONS)
     def run(pool, q, new, table, position_S, live_S):
-        angles = qwen2.rope_angles(position_S[:, None], d, 1e4)
+        angles = rope.angles(position_S[:, None], d, 1e4)
         attend = paged.decode_attend(g, paged.CacheRows(table, position_S, live_S))(angles)
         pool, y = attend(0, (pool,), q, *new)
         return pool[0], y[:, :, 0]
@@ -122,7 +122,7 @@ def test_places_see_the_keys_before_them(layout, page_tokens, quantized, queries
     live, d = row_S >= 0, q.shape[-1]
     after, got = reader(g, block, d)(pool, q, new, table, position_S, live)
     kept = [held(g, after, table, i, d) for i in range(2)]
-    q = qwen2.rotate(q, qwen2.rope_angles(jnp.asarray(position_S)[:, None], d, 1e4))
+    q = rope.rotate(q, rope.angles(jnp.asarray(position_S)[:, None], d, 1e4))
     want = expected(np.asarray(q[:, :, 0]), *map(np.float32, kept), position_S + 1)
     assert_live_near(got, want, live)
     assert platform == "cpu" or (got[~live] == 0).all()
@@ -168,7 +168,7 @@ def test_in_bfloat16():
     g, q, new, pool, table, (row_S, position_S), _ = given
     after, got = reader(g, 32, q.shape[-1])(pool, q, new, table, position_S, row_S >= 0)
     kept = [held(g, after, table, i, q.shape[-1]) for i in range(2)]
-    q = qwen2.rotate(q, qwen2.rope_angles(jnp.asarray(position_S)[:, None], q.shape[-1], 1e4))
+    q = rope.rotate(q, rope.angles(jnp.asarray(position_S)[:, None], q.shape[-1], 1e4))
     want, _ = expected(*(np.float32(x) for x in (q[:, :, 0], *kept)), position_S + 1)
     live = row_S >= 0
     most = 2**-8 * 2 * np.abs(want[live]).max()

@@ -14,7 +14,7 @@ from rounding import EPS, assert_near, reference
 from tables import cases
 
 from dapo_jax import build, config, parallel, plan
-from dapo_jax.model import head, qwen2
+from dapo_jax.model import head, int8_keys, qwen2, rope
 from dapo_jax.pods import topology
 
 TINY = qwen2.Shape(
@@ -24,7 +24,7 @@ TINY = qwen2.Shape(
 )  # fmt: skip
 QWEN3 = TINY._replace(qkv_bias=False, qk_norm=True)
 # Of the two frequencies of a head of 4 the second turns less than once in 64 tokens.
-YARN = QWEN3._replace(yarn=qwen2.Yarn(4.0, 64, 1.25))
+YARN = QWEN3._replace(yarn=rope.Yarn(4.0, 64, 1.25))
 FAMILIES = {"qwen2": TINY, "qwen3": QWEN3, "yarn": YARN}
 SEGMENTS = np.array([[1] * 5 + [2] * 6 + [0] * 2, [1] * 9 + [2] * 4])
 POSITIONS = np.array([[*range(5), *range(6), 0, 0], [*range(9), *range(4)]])
@@ -137,8 +137,8 @@ def test_packed_rows_are_the_oracle_on_each_sequence(shape):
 def test_yarn_frequencies_of_a_published_model():
     """Qwen3-8B, factor 4 of 32,768 tokens: frequencies on either side of both ends of the ramp, as
     transformers 5.12.1 computes them in float32."""
-    yarn = qwen2.Yarn(4.0, 32768, 1.0 + 0.1 * np.log(4.0))
-    rate = 1e6 ** (-np.arange(64) / 64) * qwen2.yarn_scale(128, 1e6, yarn)
+    yarn = rope.Yarn(4.0, 32768, 1.0 + 0.1 * np.log(4.0))
+    rate = 1e6 ** (-np.arange(64) / 64) * rope.yarn_scale(128, 1e6, yarn)
     published = [0.006978306, 0.0053753215, 4.4456985e-05, 3.5825316e-05]
     np.testing.assert_allclose(rate[[23, 24, 40, 41]], published, rtol=16 * EPS)  # theirs: a power
 
@@ -201,7 +201,7 @@ def test_even_keys_are_the_same_model(shape):
     p = params(shape)
     far = p["blocks"][name] * np.float32(20)
     p = p | {"blocks": p["blocks"] | {name: far.at[0, ..., 1].set(600)}}
-    even = jax.jit(qwen2.even_keys)(p)
+    even = jax.jit(int8_keys.even_keys)(p)
     np.testing.assert_array_equal(call(p, TOKENS, shape), call(even, TOKENS, shape))
     changed = {k for k, w in even["blocks"].items() if not np.array_equal(w, p["blocks"][k])}
     assert changed | {"q_bias"} & own == {name} | own

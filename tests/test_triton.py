@@ -12,7 +12,7 @@ from test_attention_kernels import RULES, SEGMENTS, assert_attends, expected as 
 from test_paged import SHAPE, D, H, K, assert_live_near, expected, geometry
 
 from dapo_jax import parallel
-from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton, qwen2
+from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton, rope
 
 
 def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
@@ -167,7 +167,7 @@ def test_the_gpu_kernel_rotates_and_stores_what_xla_does(quantized, count, monke
     g, _, pages, rows = case_of_triton(16, D, quantized)
     monkeypatch.setattr(paged_triton, "shares", lambda *sizes: count)
     pool = (tuple(x.reshape(K, 2, g.pages, *x.shape[2:]) for x in pages),)
-    angles = qwen2.rope_angles(rows.position_S[:, None], D, 1e4)
+    angles = rope.angles(rows.position_S[:, None], D, 1e4)
     new_SxNx1xd = np.random.default_rng(2).normal(size=(9, H + 2 * K, 1, D)).astype("float32")
     heads = jnp.split(jnp.asarray(new_SxNx1xd), [H, H + K], axis=1)
 
@@ -176,7 +176,7 @@ def test_the_gpu_kernel_rotates_and_stores_what_xla_does(quantized, count, monke
         return run(pool)
 
     want_pool, want = act(g._replace(reader="pages"), *heads)
-    turned = np.asarray(qwen2.rotate(heads[0], angles))[:, :, 0]
+    turned = np.asarray(rope.rotate(heads[0], angles))[:, :, 0]
     flat = [x.reshape(K, 2 * g.pages, *x.shape[3:]) for x in want_pool[0]]
     _, bound = expected(turned, *whole_rows(g, flat, rows), rows.position_S + 1)
     for given in (heads, [jnp.concatenate(heads, axis=1)]):

@@ -32,7 +32,7 @@ from dapo_jax.checkpoint import groups as groups_lib, retry, seal, workdir
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import Counters, State
-from dapo_jax.model import qwen2
+from dapo_jax.model import adapters, qwen2
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -233,8 +233,8 @@ def restore_merged(
     params = restore_params(directory, qwen2.abstract(shape), shardings, step)
     if not shape.lora:
         return params
-    merged = lambda params: qwen2.cast(qwen2.merge(shape, params, "float32"), "float32")
-    return jax.jit(merged, out_shardings=qwen2.base(shardings))(params)
+    merged = lambda params: qwen2.cast(adapters.merge(shape.lora, params, "float32"), "float32")
+    return jax.jit(merged, out_shardings=adapters.base(shardings))(params)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from dapo_jax import parallel
 from dapo_jax.dapo import advantage, objective, packing, reward, update
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.state import State
-from dapo_jax.model import qwen2
+from dapo_jax.model import adapters
 
 
 def make_minibatches(algorithm, groups: list[Group], step: int) -> list[list[packing.Item]]:
@@ -76,7 +76,7 @@ def update_policy(
     model computes log-probs first, each batch is packed while the update before it runs."""
     recompute, running = loss.old_logprobs == "recompute", None
     # With adapters the reference model is the policy but for these
-    reference = state.ref_params and qwen2.with_trained(state.params, state.ref_params)
+    reference = state.ref_params and adapters.with_trained(state.params, state.ref_params)
 
     def log_probs(params, b: update.Batch):
         nonlocal running

@@ -14,7 +14,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.dapo import objective, packing
 from dapo_jax.dapo.packing import PackedBatch
-from dapo_jax.model import attention, kernels, qwen2
+from dapo_jax.model import adapters, attention, kernels, qwen2
 from dapo_jax.model.head import HeadStats
 from dapo_jax.model.learner import Learner, Setup
 
@@ -132,12 +132,12 @@ class Trainer(Learner):
         loss = functools.partial(dapo_loss, shape=shape, choice=choice, terms=terms)
         super().__init__(shape, setup, loss)
         self._terms = terms
-        base = qwen2.base(self.param_shardings)
+        base = adapters.base(self.param_shardings)
         # (key data) -> params, without adapters
         self.init_params = jax.jit(self._init_params, out_shardings=base)
         # (params without adapters, key data) -> params; (params) -> params without adapters
         self.adapted = jax.jit(self._adapted, out_shardings=self.param_shardings)
-        merged = jax.jit(functools.partial(qwen2.merge, shape), out_shardings=base)
+        merged = jax.jit(functools.partial(adapters.merge, shape.lora), out_shardings=base)
         self.merged = (lambda params: params) if base is self.param_shardings else merged
         # (params, rows, micro_batches, temperature) -> float32 [A, R, T]
         how = dict(compiler_options=parallel.compiler_options(setup.mesh))

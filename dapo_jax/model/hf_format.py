@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from dapo_jax import gate
 from dapo_jax.model import qwen2
-from dapo_jax.model.qwen2 import Shape, Yarn
+from dapo_jax.model.qwen2 import Shape
+from dapo_jax.model.rope import Yarn
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy name -> safetensors name

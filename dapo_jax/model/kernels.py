@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax.model import head, one_cpu, qwen2
+from dapo_jax.model import adapters, head, one_cpu, qwen2
 from dapo_jax.parallel import constrain
 
 
@@ -96,7 +96,7 @@ def choose(mesh: Mesh, shape: qwen2.Shape, dtype) -> Kernels:
     cpu = mesh.devices.flat[0].platform == "cpu"
     alone = cpu and mesh.size == 1
     vocabulary = alone and shape.vocab_size >= one_cpu.LARGE_VOCABULARY
-    trained = jax.tree.leaves(qwen2.trained(qwen2.abstract(shape)))
+    trained = jax.tree.leaves(adapters.trained(qwen2.abstract(shape)))
     large = alone and sum(w.size for w in trained) >= one_cpu.LARGE_MODEL
     # jax 0.10 can add to a place neither what has to be cast nor cuts of a stack of layers.
     in_place = large and np.dtype(dtype) == np.float32 and shape.scan_layers

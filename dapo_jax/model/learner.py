@@ -1,6 +1,6 @@
 """Gradient updates of any network and loss: one program accumulates float32 gradients over
 micro-batches, clips, applies the optimizer, and keeps the old state where the gradient is not
-finite (model/kernels.py). With adapters (LoRA) only these are trained (`qwen2.trained`).
+finite (model/kernels.py). With adapters (LoRA) only these are trained (`adapters.trained`).
 
 Dims: A micro-batches, R rows, T cells.
 """
@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from dapo_jax import parallel
-from dapo_jax.model import kernels, qwen2
+from dapo_jax.model import adapters, kernels, qwen2
 
 
 class Setup(NamedTuple):
@@ -45,21 +45,21 @@ class Learner:
         self.param_shardings = parallel.shardings(qwen2.metadata(shape, "axes"), mesh, rules)
         self.row_sharding = NamedSharding(mesh, parallel.spec((None, "batch", None), rules))
 
-        trained = qwen2.trained(self.param_shardings)
+        trained = adapters.trained(self.param_shardings)
         self._opt_on_device = self.opt_shardings = self._opt_layout(trained)
         if offload:
             parallel.check_host_memory(mesh)
             on_host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), trained)
             self.opt_shardings = self._opt_layout(on_host)
         # (params) -> opt_state
-        init = lambda params: tx.init(qwen2.trained(params))
+        init = lambda params: tx.init(adapters.trained(params))
         self.init_opt_state = jax.jit(init, out_shardings=self.opt_shardings)
         # (params, opt_state, batch, knobs) -> (params, opt_state, metrics)
         self.update = self._jit_step(self._update)
 
     def _opt_layout(self, per_weight):
         """Shardings of the optimizer's state: `per_weight` on a weight's path, else replicated."""
-        opt_state = jax.eval_shape(self.tx.init, qwen2.trained(qwen2.abstract(self.shape)))
+        opt_state = jax.eval_shape(self.tx.init, adapters.trained(qwen2.abstract(self.shape)))
         of = dict(jax.tree.leaves_with_path(per_weight))
         own = lambda path: (of[path[i:]] for i in range(len(path)) if path[i:] in of)
         return jax.tree.map_with_path(lambda path, _: next(own(path), self._everywhere), opt_state)
@@ -107,21 +107,21 @@ class Learner:
 
             def of_trained(trained, i, T=None):
                 micro = jax.tree.map(lambda x: x[i, :, :T], per_micro)
-                return loss(qwen2.with_trained(cast, trained), micro)
+                return loss(adapters.with_trained(cast, trained), micro)
 
             loops = self.loops(getattr(per_micro, "rows", per_micro), micro_batches)
-            grads, sums, maxima = self.kernel.accumulate(of_trained, qwen2.trained(cast), loops)
+            grads, sums, maxima = self.kernel.accumulate(of_trained, adapters.trained(cast), loops)
             if self._offload:
                 opt_state = jax.device_put(opt_state, self._opt_on_device)
-            old = qwen2.trained(params), opt_state
+            old = adapters.trained(params), opt_state
             trained, opt_state, norm, skipped = self.kernel.apply(self.tx, *old, grads, lr)
-            params = qwen2.with_trained(params, trained)
+            params = adapters.with_trained(params, trained)
         return params, opt_state, dict(sums, **maxima, grad_norm=norm, skipped=skipped)
 
     def abstract_state(self) -> tuple[qwen2.Params, Any]:
         """(params, opt_state) as jax.ShapeDtypeStructs with their shardings."""
         params = qwen2.abstract(self.shape)
-        opt_state = jax.eval_shape(self.tx.init, qwen2.trained(params))
+        opt_state = jax.eval_shape(self.tx.init, adapters.trained(params))
         return parallel.sharded((params, opt_state), (self.param_shardings, self.opt_shardings))
 
     def abstract_cells(self, A: int, R: int, T: int, dtype=np.float32) -> jax.ShapeDtypeStruct:

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, joined, paged_kernel, paged_queries, paged_triton, qwen2
+from dapo_jax.model import attention, joined, paged_kernel, paged_queries, paged_triton, qwen2, rope
 from dapo_jax.model.packed_triton import attend as attend_packed
 from dapo_jax.model.paged_kernel import quantize
 
@@ -216,7 +216,7 @@ def decode_attend(g: Geometry, rows: CacheRows):
         def attend_layer(layer, pool, *given):
             if not rotates:
                 q, k, v = joined.apart(given, g.kv_heads)
-                given = qwen2.rotate(q, angles), qwen2.rotate(k, angles), v
+                given = rope.rotate(q, angles), rope.rotate(k, angles), v
             given_axes = (heads, kv, kv) if len(given) == 3 else (angle,)
             arguments = ((), g.pages_axes, given_axes, axes, plan_axes)
             mapped = parallel.per_shard(act, arguments, (g.pages_axes, heads))
@@ -299,7 +299,7 @@ def prefill_attend(g: Geometry, prompts: Prompts, chunk: int, window: int):
 
     def attend(angles, layer, pool, *heads):
         q, k, v = joined.apart(heads, g.kv_heads)
-        q, k = qwen2.rotate(q, angles), qwen2.rotate(k, angles)
+        q, k = rope.rotate(q, angles), rope.rotate(k, angles)
         pool, seen = _with_layer(g, pool, layer, lambda *place: mapped(*place, k, v, prompts))
         if once and g.reader == "triton" and q.dtype == jnp.bfloat16:
             return pool, attend_packed(q, *seen, jnp.ones_like(prompts.tokens_BxT), "")

@@ -17,38 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from dapo_jax import parallel
-from dapo_jax.model import attention_kernels as splash
+from dapo_jax.model import adapters, attention_kernels as splash, rope
 from dapo_jax.parallel import constrain
 
 Params = dict[str, Any]
-
-
-class Yarn(NamedTuple):
-    """YaRN (arXiv 2309.00071) stretches the context of RoPE; as config.json's rope_scaling."""
-
-    factor: float  # new context / old
-    original: int  # tokens of the old context
-    attention_factor: float  # of queries and keys each
-    beta_fast: float = 32.0  # frequencies of more turns than this in the old context stay
-    beta_slow: float = 1.0  # those of fewer are divided by `factor`; between them, a ramp
-
-
-class Lora(NamedTuple):
-    """Adapters (LoRA, arXiv 2106.09685). A linear layer is W + alpha / rank * A B: W stays as it is,
-    in `dtype`, and A [in, rank] and B [rank, out], in float32, are all that is trained."""
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]  # linear layers of `Block`, by their names there
-    dtype: str  # of the weights that stay; the compute dtype
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
 
 
 class Shape(NamedTuple):
@@ -66,7 +41,7 @@ class Shape(NamedTuple):
     tie_embeddings: bool
     qkv_bias: bool = True
     qk_norm: bool = False
-    yarn: Yarn | None = None  # from config.json alone
+    yarn: rope.Yarn | None = None  # from config.json alone
     init_std: float = 0.02
     scan_layers: bool = True
     remat: str = "full"
@@ -75,7 +50,7 @@ class Shape(NamedTuple):
     head_chunk: int = 1024
     float32_head: bool = False  # the compute copy of the output weights stays float32
     shared_prompts: bool = False  # packed rows may hold such (`attention.SHARED`)
-    lora: Lora | None = None
+    lora: adapters.Lora | None = None
     value_head: bool = False  # one number a token in place of logits: a value or reward model
 
     @property
@@ -97,10 +72,10 @@ def compute_choices(c) -> dict[str, Any]:
     return {name: getattr(c.model, name) for name in names} | others
 
 
-def lora_choice(c) -> Lora | None:
+def lora_choice(c) -> adapters.Lora | None:
     """`config.model.lora`; rank 0 = no adapters."""
     rank, alpha, targets = c.model.lora.rank, c.model.lora.alpha, c.model.lora.targets
-    return Lora(rank, alpha, tuple(targets.split(",")), c.model.dtype) if rank else None
+    return adapters.Lora(rank, alpha, tuple(targets.split(",")), c.model.dtype) if rank else None
 
 
 # --- Weights --------------------------------------------------------------------------------------
@@ -261,7 +236,7 @@ class Qwen2(nnx.Module):
         angles = self._angles(positions_BxT)
 
         def attend(q, k, v):
-            q, k = rotate(q, angles), rotate(k, angles)
+            q, k = rope.rotate(q, angles), rope.rotate(k, angles)
             return kernel(q, k, v, segments_BxT, c.attention_chunk), None
 
         return self._final(self._run(x_BxTxD, attend))
@@ -303,7 +278,7 @@ class Qwen2(nnx.Module):
         return constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
     def _angles(self, positions_BxT):
-        return rope_angles(positions_BxT, self.c.head_dim, self.c.rope_theta, self.c.yarn)
+        return rope.angles(positions_BxT, self.c.head_dim, self.c.rope_theta, self.c.yarn)
 
     def _final(self, x_BxTxD):
         return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
@@ -457,41 +432,6 @@ def rms_norm(x, scale, eps: float):
     return x32.astype(x.dtype) * scale
 
 
-def rope_angles(positions_BxT, head_dim: int, theta: float, yarn: Yarn | None = None):
-    """(cos, sin) of rotary embedding, float32 [B, 1, T, d/2], the same for all heads and layers.
-    YaRN's attention factor is in them, so that whatever rotates queries and keys applies it."""
-    half = head_dim // 2
-    frequency_half = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    if yarn:
-        frequency_half *= yarn_scale(head_dim, theta, yarn)
-    angle = positions_BxT[:, None, :, None].astype(jnp.float32) * frequency_half
-    angles = jnp.cos(angle), jnp.sin(angle)
-    angles = tuple(yarn.attention_factor * x for x in angles) if yarn else angles
-    if parallel.platform() == "cpu":
-        # A product with 1, or XLA makes them again for each head of each layer, barrier or not.
-        return tuple(jnp.matmul(x, jnp.eye(half), precision="highest") for x in angles)
-    return jax.lax.optimization_barrier(angles)
-
-
-def yarn_scale(head_dim: int, theta: float, yarn: Yarn) -> np.ndarray:
-    """What YaRN multiplies each frequency by, float32 [d/2]: 1 for the fast ones, 1 / factor for the
-    slow. As in transformers, the ramp begins and ends at whole dimensions."""
-    octave = 2 * math.log(theta)
-    at = lambda turns: head_dim * math.log(yarn.original / (turns * 2 * math.pi)) / octave
-    low = max(math.floor(at(yarn.beta_fast)), 0)
-    high = min(math.ceil(at(yarn.beta_slow)), head_dim - 1)
-    high = high if high != low else low + 0.001
-    slow_half = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0, 1)
-    return (1 - slow_half + slow_half / yarn.factor).astype(np.float32)
-
-
-def rotate(x_BxHxTxd, angles):
-    """Half-split as in Hugging Face's Qwen2: dimension i pairs with i + d/2."""
-    cos, sin = angles
-    a, b = jnp.split(x_BxHxTxd.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x_BxHxTxd.dtype)
-
-
 # --- Parameters as plain data ---------------------------------------------------------------------
 
 
@@ -509,6 +449,17 @@ def abstract(c: Shape) -> Params:
     """All parameters as jax.ShapeDtypeStructs: float32, but for those that adapters leave alone."""
     params = nnx.to_pure_dict(_abstract(c)[1])
     return jax.eval_shape(functools.partial(_freeze, c), params) if c.lora else params
+
+
+def _freeze(c: Shape, params: Params) -> Params:
+    """What stays, in the dtype it is computed in: its compute copy is then no copy."""
+    return adapters.with_trained(cast(params, c.lora.dtype, c), adapters.trained(params))
+
+
+def adapted(c: Shape, params: Params, key: jax.Array) -> Params:
+    """A model with new adapters of the key, which add nothing yet. Pure, as `init`."""
+    blocks = params["blocks"] | {"lora": init(c, key)["blocks"]["lora"]}
+    return _freeze(c, params | {"blocks": blocks})
 
 
 def metadata(c: Shape, name: str) -> Params:
@@ -558,37 +509,6 @@ def cast(params: Params, dtype, c: Shape | None = None) -> Params:
     return out
 
 
-def even_keys(params: Params) -> Params:
-    """The same model with the components of its keys in like ranges, for a cache that gives all of
-    a key one scale: biases of Qwen2.5 reach hundreds in single components, and the others would be
-    rounded away. Queries take the factors back: powers of two, one for both components that RoPE
-    turns into each other, so that scores stay the same bit for bit. The range of a component: its
-    bias and four standard deviations of a normalized input. Where a norm follows (Qwen3), its scale
-    takes the factors, of the head in which a component is largest."""
-    b = params["blocks"]
-    spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
-    range_LxKxd = (jnp.abs(b["k_bias"]) if "k_bias" in b else 0.0) + 4 * spread_LxKxd
-    if "k_norm" in b:
-        size_LxKx1 = jnp.sqrt(jnp.mean(jnp.square(range_LxKxd), axis=-1, keepdims=True))
-        range_LxKxd = (range_LxKxd / size_LxKx1).max(1, keepdims=True)  # K = 1 from here on
-        range_LxKxd = 4 * jnp.abs(b["k_norm"])[:, None] * range_LxKxd
-    pair_LxKxh = jnp.hypot(*jnp.split(range_LxKxd, 2, axis=-1))
-    power_LxKxh = jnp.round(jnp.log2(jnp.maximum(pair_LxKxh, 1e-6))).astype(jnp.int32)
-    keys_LxKxd = jnp.ldexp(1.0, jnp.concatenate([power_LxKxh] * 2, axis=-1))
-    if "k_norm" in b:
-        keys_Lxd = keys_LxKxd[:, 0]
-        even = {"q_norm": b["q_norm"] * keys_Lxd, "k_norm": b["k_norm"] / keys_Lxd}
-        return params | {"blocks": b | even}
-    queries_LxHxd = jnp.repeat(keys_LxKxd, b["q"].shape[2] // b["k"].shape[2], axis=1)
-    even = {"q": b["q"] * queries_LxHxd[:, None]}
-    if "q_bias" in b:
-        even["q_bias"] = b["q_bias"] * queries_LxHxd
-    even["k"] = b["k"] / keys_LxKxd[:, None]
-    if "k_bias" in b:
-        even["k_bias"] = b["k_bias"] / keys_LxKxd
-    return params | {"blocks": b | even}
-
-
 def zeros(tree) -> Any:
     """float32 sums of what a tree holds, before the first."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
@@ -600,52 +520,4 @@ def param_count(c: Shape) -> int:
 
 
 def adapter_count(c: Shape) -> int:
-    return sum(w.size for w in jax.tree.leaves(trained(abstract(c)))) if c.lora else 0
-
-
-# --- Adapters: of trees of parameters, and of whatever else has their structure -------------------
-
-
-def trained(params: Params) -> Params:
-    """What an update changes: the adapters where there are some, else all."""
-    adapters = params.get("blocks", {}).get("lora")
-    return params if adapters is None else {"blocks": {"lora": adapters}}
-
-
-def with_trained(params: Params, new: Params) -> Params:
-    """`params` with `new` in place of `trained(params)`."""
-    if new.keys() == params.keys():
-        return new
-    return params | {"blocks": params["blocks"] | new["blocks"]}
-
-
-def base(params: Params) -> Params:
-    """All but the adapters."""
-    if trained(params) is params:
-        return params
-    return params | {"blocks": {k: w for k, w in params["blocks"].items() if k != "lora"}}
-
-
-def _freeze(c: Shape, params: Params) -> Params:
-    """What stays, in the dtype it is computed in: its compute copy is then no copy."""
-    return with_trained(cast(params, c.lora.dtype, c), trained(params))
-
-
-def adapted(c: Shape, params: Params, key: jax.Array) -> Params:
-    """A model with new adapters of the key, which add nothing yet. Pure, as `init`."""
-    blocks = params["blocks"] | {"lora": init(c, key)["blocks"]["lora"]}
-    return _freeze(c, params | {"blocks": blocks})
-
-
-def merge(c: Shape, params: Params, dtype=None) -> Params:
-    """The model without adapters: W + alpha / rank A B in float32, then of `dtype` (None: W's)."""
-    if trained(params) is params:
-        return params
-    out, adapters = base(params), params["blocks"]["lora"]
-    multiply = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
-    new = {}
-    for name in c.lora.targets:
-        w, (a, b) = out["blocks"][name], (adapters[f"{name}_{x}"] for x in "ab")
-        added = w.astype(jnp.float32) + c.lora.scale * jax.vmap(multiply)(a, b)
-        new[name] = added.astype(dtype or w.dtype)
-    return out | {"blocks": out["blocks"] | new}
+    return sum(w.size for w in jax.tree.leaves(adapters.trained(abstract(c)))) if c.lora else 0

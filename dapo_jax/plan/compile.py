@@ -17,7 +17,7 @@ import jax
 
 from dapo_jax import build, parallel
 from dapo_jax.config import validation
-from dapo_jax.model import qwen2
+from dapo_jax.model import adapters, qwen2
 from dapo_jax.parallel import Call
 from dapo_jax.plan import hlo
 from dapo_jax.plan.footprint import GB
@@ -48,7 +48,7 @@ def beside(config, calls: dict[str, Call]) -> dict[str, dict[str, int]]:
     has_old, has_ref = config.loss.old_logprobs == "recompute", bool(config.loss.kl_coef)
     logps = has_old * _bytes(batch.old_logp_AxRxT) + has_ref * _bytes(batch.ref_logp_AxRxT)
     logps += _bytes(batch.terms)
-    trained, U, cells = _bytes(qwen2.trained(params)), config.optim.minibatches, 0
+    trained, U, cells = _bytes(adapters.trained(params)), config.optim.minibatches, 0
     weights, value, value_moments = {"master weights (float32)": trained}, {}, {}
     if base := _bytes(params) - trained:
         weights = {f"base ({config.model.dtype})": base, "adapters (float32)": trained}

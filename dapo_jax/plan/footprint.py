@@ -12,7 +12,7 @@ import math
 import jax
 
 from dapo_jax.config import schema, validation
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import adapters, paged, qwen2
 from dapo_jax.plan.shapes import network, value_model
 from dapo_jax.pods.slices import Pod
 
@@ -29,8 +29,8 @@ def parts(axis: str, rules, sizes) -> int:
     return math.prod(sizes[a] for a in rules[axis].split(",") if a)
 
 
-def weight_count(shape: qwen2.Shape, rules, sizes, part=qwen2.base) -> int:
-    """Parameters on one device, exactly. part: qwen2.base or qwen2.trained."""
+def weight_count(shape: qwen2.Shape, rules, sizes, part=adapters.base) -> int:
+    """Parameters on one device, exactly. part: adapters.base or adapters.trained."""
 
     def here(leaf, axes: tuple[str | None, ...]) -> int:
         split = (parts(a, rules, sizes) if a else 1 for a in axes)
@@ -93,7 +93,7 @@ def memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str, dict[
     trainer keeps its state while the sampler works, which gives its cache back before updates."""
     train, decode, item = config.sharding.train, config.sharding.decode, item_bytes(config)
     updating, value = update_memory(config, shape, sizes, platform), value_model(config, shape)
-    n, of_value = weight_count(shape, train, sizes, qwen2.trained), 0
+    n, of_value = weight_count(shape, train, sizes, adapters.trained), 0
     if value:  # its update ends before the policy's begins
         made = {"values, advantages, returns": updating["packed rows"] * VALUE_ARRAYS / CELL_ARRAYS}
         of_values = update_memory(config, value, sizes, platform) | made
@@ -147,7 +147,7 @@ def _head_bytes(config, shape: qwen2.Shape, sizes) -> float:
 def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str, float]:
     """{item: bytes per device} of an update of the policy or of a value model."""
     train, item, L = config.sharding.train, item_bytes(config), shape.num_layers
-    n = weight_count(shape, train, sizes, qwen2.trained)
+    n = weight_count(shape, train, sizes, adapters.trained)
     D, F, H, d = shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim
     shards, heads, mlp, vocab = (parts(x, train, sizes) for x in ("batch", "heads", "mlp", "vocab"))
     T, rows = validation.row_tokens(config), -(-config.optim.micro_batch_rows // shards)

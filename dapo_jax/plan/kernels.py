@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from dapo_jax import parallel
 from dapo_jax.config import schema, validation
-from dapo_jax.model import paged, qwen2
+from dapo_jax.model import paged, rope
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.footprint import cache, parts as split
 from dapo_jax.plan.report import filled_in
@@ -138,7 +138,7 @@ def child(family: str, dtype: str, counts: list[int], geometry: list) -> None:
 
     def attend(layer, pool, q, k, v, rows):
         with parallel.mesh_scope(mesh, rules):
-            angles = qwen2.rope_angles(rows.position_S[:, None], d, 1e6)
+            angles = rope.angles(rows.position_S[:, None], d, 1e6)
             return paged.decode_attend(g, rows)(angles)(layer, pool, q, k, v)
 
     program = jax.jit(attend, donate_argnums=1)

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from dapo_jax import parallel
-from dapo_jax.model import joined, qwen2
+from dapo_jax.model import adapters, int8_keys, joined, qwen2
 
 
 class DecodeWeights(NamedTuple):
@@ -30,8 +30,8 @@ def decode_weights(
     layout = stacked if shape.scan_layers else stacked | {"blocks": [of_layer] * shape.num_layers}
 
     def convert(params):
-        params = qwen2.merge(trained, params, dtype)
-        return qwen2.cast(qwen2.even_keys(params) if even_keys else params, dtype, shape)
+        params = adapters.merge(trained.lora, params, dtype)
+        return qwen2.cast(int8_keys.even_keys(params) if even_keys else params, dtype, shape)
 
     def to_decode_layout(params):
         return convert(params) if shape.scan_layers else join(qwen2.unstacked(convert(params)))
@@ -39,7 +39,7 @@ def decode_weights(
     to_decode_layout = jax.jit(to_decode_layout, out_shardings=layout)
 
     def take(params):
-        if even_keys or qwen2.trained(params) is not params:
+        if even_keys or adapters.trained(params) is not params:
             return to_decode_layout(params)
         params = jax.tree.map(_take, params, jax.eval_shape(convert, params), stacked)
         return params if shape.scan_layers else join(_take_apart(params, layer, shape.num_layers))

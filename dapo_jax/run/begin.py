@@ -12,7 +12,7 @@ from dapo_jax.checkpoint import branch, resume
 from dapo_jax.config import validation
 from dapo_jax.dapo.state import State
 from dapo_jax.hosts import processes
-from dapo_jax.model import qwen2
+from dapo_jax.model import adapters
 from dapo_jax.run import warmup
 from dapo_jax.run.policy import find_given, load_params
 from dapo_jax.variants import choose
@@ -30,7 +30,7 @@ def start_state(
     Adapters (LoRA) are added to what 2 and 3 say, which stays as it is from then on.
     """
     trainer = machine.trainer
-    reference = qwen2.trained if config.loss.kl_coef else lambda params: None
+    reference = adapters.trained if config.loss.kl_coef else lambda params: None
     params, opt_state = trainer.abstract_state()
     like = State(params, opt_state, reference(params), memory=choose.memory_like(machine))
     layout = lambda tree: jax.tree.map(lambda x: x.sharding, tree)

@@ -17,7 +17,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.dapo import update
 from dapo_jax.dapo.packing import PackedBatch
-from dapo_jax.model import hf, hf_format, qwen2
+from dapo_jax.model import hf, hf_format, qwen2, rope
 from dapo_jax.model.learner import Learner, Setup
 from dapo_jax.parallel import Call
 from dapo_jax.variants.vapo import gae
@@ -157,7 +157,7 @@ def critic_shape(config, policy: qwen2.Shape) -> qwen2.Shape:
     choices = qwen2.compute_choices(config)
     read = lambda: hf.read_shape(hf.resolve(name, weights=False), **choices).merged._asdict()
     told = parallel.of_main_process(read)
-    yarn = told["yarn"] and qwen2.Yarn(*told["yarn"])
+    yarn = told["yarn"] and rope.Yarn(*told["yarn"])
     if told["vocab_size"] < policy.vocab_size:
         rows = f"{name} has {told['vocab_size']} embedding rows, the policy {policy.vocab_size}"
         remedy = "the value model has to have the policy's tokenizer"
