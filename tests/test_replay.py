@@ -179,7 +179,7 @@ def test_updates_are_those_of_the_equations(c, preset, monkeypatch):
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), parallel.AXES)
     o = c.optim
     tx = learner.optimizer(o.b1, o.b2, o.eps, o.weight_decay, o.clip_norm)
-    shape = SimpleNamespace(shared_prompts=False, float32_head=False, vocab_size=V)
+    shape = SimpleNamespace(shared_prompts=False, float32_head=False, vocab_size=V, lora=None)
     setup = learner.Setup(mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     trainer = update.Trainer(shape, setup)
     layout = packing.Layout(config.row_tokens(c), c.optim.micro_batch_rows, 8)
