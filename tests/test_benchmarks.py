@@ -189,10 +189,7 @@ def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
         assert table.notes == result["notes"][: len(table.notes)]
 
 
-WITHOUT_RECORDS = {"recipes_losses", "turns", "turns_guess"}  # of before they were kept
-
-
-@pytest.mark.parametrize("study", sorted(arms.STUDIES.keys() - WITHOUT_RECORDS))
+@pytest.mark.parametrize("study", arms.STUDIES)
 def test_a_study_s_table_follows_from_the_records_that_are_kept(study):
     result = tables.read(study)
     (table,) = arms.measure(types.SimpleNamespace(study=study, kept=True))
