@@ -24,6 +24,11 @@ from benchmarks.harness import Flag, Table
 class Row(NamedTuple):
     config: str  # a file of configs/, NAME or NAME:ARGUMENT
     slice: str  # Cloud's name
+    table: str = ""  # '' or the end of its tables' names
+    flags: tuple[str, ...] = ()
+
+
+LORA = ("lora", ("--config.model.lora.rank=32",))
 
 
 ROWS = (
@@ -37,12 +42,13 @@ ROWS = (
     Row("dapo_qwen2_5_1_5b", "v6e-16"),
     Row("dapo_qwen2_5_0_5b", "v6e-8"),
     Row("gsm8k_dapo_qwen2_5_1_5b", "v6e-8"),
-    Row("vapo:32B", "v5p-256"),
-    Row("vapo:32B", "v5p-512"),
+    Row("vapo:32B", "v5p-256", "values"),
+    Row("vapo:32B", "v5p-512", "values"),
+    Row("dapo_qwen2_5_7b", "v6e-8", *LORA),
+    Row("dapo_qwen2_5_7b", "v5e-8", *LORA),
 )
-VALUES = "vapo:"  # configs with a value model, which have tables of their own
 FLAGS = {
-    "only": Flag("0_5b", "", "rows of this: 32b, or 7b-v6e-16"),
+    "only": Flag("0_5b", "", "rows of this: 32b, 7b-v6e-16, or lora"),
     "level": Flag("O0", "", "JAX_OPTIMIZATION_LEVEL"),
 }
 
@@ -57,7 +63,7 @@ def plan(row: Row, level: str, *flags: str) -> dict:
         config = ":".join([f"configs/{name}.py", *argument])
         command = [
             sys.executable, "-m", "dapo_jax.plan", f"--config={config}",
-            f"--topology={row.slice}", f"--json={out}", *flags,
+            f"--topology={row.slice}", f"--json={out}", *row.flags, *flags,
         ]  # fmt: skip
         subprocess.run(
             command, cwd=harness.ROOT, env=environment, stdout=subprocess.DEVNULL, check=False
@@ -108,7 +114,17 @@ def memory(row: Row, r: dict) -> list[str]:
     seconds = f"{sum(x['seconds'] for x in programs.values()):.0f}"
     mesh = " x ".join(map(str, r["mesh"].values()))
     slots = f"{r['slots']:,} ({r['cache_fraction']:g})"
-    return [*row, mesh, slots, *cells, gb(r["pod"]["chip"]["hbm"]), verdict, seconds, step]
+    return [
+        row.config,
+        row.slice,
+        mesh,
+        slots,
+        *cells,
+        gb(r["pod"]["chip"]["hbm"]),
+        verdict,
+        seconds,
+        step,
+    ]
 
 
 def traffic(row: Row, r: dict) -> list[str]:
@@ -122,18 +138,18 @@ def traffic(row: Row, r: dict) -> list[str]:
     count = sum(x.get("rematerialized", 0) for x in programs.values())
     updates = (programs[n] for n in ("update", "update of values") if n in programs)
     work = " + ".join(f"{x['flops'] / 1e12:,.0f}" for x in updates) or "-"
-    return [*row, moved("decode_full"), moved("update"), count, work]
+    return [row.config, row.slice, moved("decode_full"), moved("update"), count, work]
 
 
 def measure(args) -> list[Table]:
-    rows = [row for row in ROWS if args.only in "-".join(row)]
+    names = ["-".join([row.config, row.slice, *filter(None, [row.table])]) for row in ROWS]
+    rows = [row for row, name in zip(ROWS, names, strict=True) if args.only in name]
     if not rows:
-        sys.exit(f"--only: one of {', '.join(map('-'.join, ROWS))}")
+        sys.exit(f"--only: one of {', '.join(names)}")
     tables = {}
     for row in rows:
         found = compiled(row, args.level)
-        suffix = "_values" if row.config.startswith(VALUES) else ""
         for kind, head, cells in (("plan", MEMORY, memory), ("traffic", TRAFFIC, traffic)):
-            name = f"pod_{kind}{suffix}"
+            name = "_".join(["pod", kind, *filter(None, [row.table])])
             tables.setdefault(name, Table(*head, name=name)).row(*cells(row, found))
     return list(tables.values())

@@ -194,8 +194,8 @@ class Block(nnx.Module):
         return y + out(self.c.lora.scale * z_BxTxr, b[...])
 
     def _joined_heads(self, h_BxTxD):
-        """Queries, keys and values by one product. Where devices hold tokens apart XLA gathers them while a product
-        runs if it is the only one that reads them, and before it otherwise."""
+        """Queries, keys and values by one product. Where devices hold tokens apart XLA gathers them
+        while a product runs if it is the only one that reads them, and before it otherwise."""
         K, d = self.c.num_kv_heads, self.c.head_dim
 
         def by_group(*ws):
