@@ -1,7 +1,7 @@
 """Do tests that compare floats pass whatever vectors a CPU has, and how near to their bounds?
 
     python tests/vectors.py                     # each instruction set of SETS, minutes each
-    python tests/vectors.py AVX2 -k attention   # one of them, the rest goes to pytest
+    python tests/vectors.py AVX2 -k attention   # some of them; the rest goes to pytest
 
 Runs the fast tests of every file that compares floats, compiled as conftest.py has it, and prints
 for each set how they ended and which tests came nearest to a bound: the largest |got - wanted| over
@@ -43,7 +43,7 @@ def told(got, want, allowed) -> None:
     if not gap.size or np.max(allowed) > 1e-3 * np.abs(want[np.isfinite(want)]).max(initial=0.0):
         return
     share = np.divide(gap, np.where(gap > 0, allowed, 1.0)).max(initial=0.0, where=np.isfinite(gap))
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rsplit(" (", 1)[0]
     _largest[test] = max(_largest[test], float(share))
 
 
@@ -85,11 +85,8 @@ def watch() -> None:
             told(x, want, far)
         near(got, expected)
 
-    np.testing.assert_allclose, rounding.assert_near, pytest.approx = (
-        assert_allclose,
-        assert_near,
-        Near,
-    )
+    np.testing.assert_allclose, pytest.approx = assert_allclose, Near
+    rounding.assert_near = assert_near
     atexit.register(write)
 
 
@@ -99,30 +96,25 @@ def write() -> None:
 
 
 def run(name: str, *pytest_arguments: str) -> int:
-    """Prints how the tests end under SETS[name]; returns pytest's status."""
+    """Runs the tests under SETS[name], prints shares of bounds, returns pytest's status."""
     files = [p for p in sorted(TESTS.glob("test_*.py")) if COMPARES.search(p.read_text())]
     with tempfile.TemporaryDirectory() as folder:
         flags = f"{os.environ.get('XLA_FLAGS', '')} {SETS[name]}".strip()
         env = os.environ | {"XLA_FLAGS": flags, FOLDER: folder, "PYTHONPATH": str(TESTS)}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "vectors", "-m", "not slow"]
-        done = subprocess.run(
-            [*command, *pytest_arguments, *map(str, files)], env=env, cwd=TESTS.parent, text=True,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-        failed = [line for line in done.stdout.splitlines() if re.match("FAILED|ERROR", line)]
-        print(f"{name}: {done.stdout.strip().splitlines()[-1]}", *failed, sep="\n  ")
-        seen = [line.split() for path in pathlib.Path(folder).iterdir()
-                for line in path.read_text().splitlines()]  # fmt: skip
-    nearest = sorted(((float(share), test) for share, test in seen), reverse=True)
-    for share, test in nearest[:8]:
+        print(f"{name}:", flush=True)
+        command += [*pytest_arguments, *map(str, files)]
+        code = subprocess.run(command, env=env, cwd=TESTS.parent).returncode
+        lines = [x for p in pathlib.Path(folder).iterdir() for x in p.read_text().splitlines()]
+    shares = ((float(share), test) for share, test in (line.split(" ", 1) for line in lines))
+    for share, test in sorted(shares, reverse=True)[:8]:
         print(f"  {share:.3f} of a bound in {test}", flush=True)
-    return done.returncode
+    return code
 
 
 if __name__ == "__main__":
-    asked, *rest = sys.argv[1:] or [""]
-    if asked and asked not in SETS:
-        sys.exit(f"{asked}: one of {', '.join(SETS)}, then arguments of pytest")
-    sys.exit(max(run(name, *rest) for name in ([asked] if asked else SETS)))
+    rest = [argument for argument in sys.argv[1:] if argument not in SETS]
+    asked = [argument for argument in sys.argv[1:] if argument in SETS]
+    sys.exit(max(run(name, *rest) for name in asked or SETS))
 elif FOLDER in os.environ:
     watch()
