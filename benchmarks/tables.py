@@ -50,7 +50,7 @@ TOPICS = {
         "On pods, by the compiler and the cost model",
         (
             "pod_step", "pod_plan", "pod_traffic", "pod_plan_values", "pod_traffic_values",
-            "pod_steps_values", "pod_staleness", "pod_lora",
+            "pod_steps_values", "pod_staleness", "pod_plan_lora", "pod_traffic_lora",
         ),
     ),
     "diagnosis": Topic(
