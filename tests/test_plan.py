@@ -1,5 +1,6 @@
 """The planner's arithmetic, against exact counts and against what XLA:TPU assigned; its figures."""
 
+import collections
 import itertools
 import json
 import re
@@ -142,6 +143,15 @@ def test_what_is_suggested_fits_and_runs():
         peak = max(plan.peaks(plan.memory(again, plan.network(again), x.mesh)).values())
         assert peak == pytest.approx(x.peak) and peak <= 0.9 * V6E.chip.hbm
         assert plan.waves(again, shape, x.mesh, 22528)["sequences"] > 0
+
+
+def test_a_cache_takes_what_as_many_slots_leave():
+    """What else grows with the slots, as logits do, comes off before: each number of slots fits."""
+    c, pod = big("7B", model__lora__rank=32), slices.parse("v5e-8")
+    every = [x for x, _ in layouts.fitting(c, plan.network(c), pod, TRAFFIC, room=0.1)]
+    tried = collections.Counter((str(x.mesh), x.micro_rows, str(x.fields)) for x in every)
+    assert tried and min(tried.values()) > 1
+    assert all(x.peak > 0.895 * pod.chip.hbm for x in every if x.cache_fraction < 1)
 
 
 def test_too_big_names_what_is_big_enough():

@@ -103,19 +103,23 @@ def _samplers(t, net: qwen2.Shape, traffic: Traffic, limit: float, platform: str
     """Yields (slots, cache_fraction) to try on the mesh of `t`, a config with a slot for each part
     of the batch. limit: bytes per device."""
     sizes, mean = t.mesh.to_dict(), traffic.prompt + traffic.response
-    given = t, net, sizes, platform
-    geometry, table = footprint.cache(*given), footprint.memory(*given)
+    geometry = footprint.cache(t, net, sizes, platform)
     shards, row = geometry.shards, geometry.row_pages * geometry.page_tokens
-    held = table["sampling"].pop("cache") * shards / t.rollout.slots  # by one row per shard
-    peaks = footprint.peaks(table)
-    free = limit - peaks["sampling"]
-    if free < held or peaks["updating"] > limit:
+
+    def pool(slots: int) -> float:
+        """Tokens that a shard can hold beside what as many slots want."""
+        wide = changed(t, {"rollout.slots": slots * shards})
+        table = footprint.memory(wide, net, sizes, platform)
+        held = table["sampling"].pop("cache") / slots  # by a row of a shard
+        peaks = footprint.peaks(table)
+        return (limit - peaks["sampling"]) / held * row if peaks["updating"] <= limit else 0.0
+
+    if (free := pool(1)) < row:
         return
-    pool = free / held * row  # tokens that a shard can hold
     wanted = -(-t.rollout.groups * t.rollout.group_size // shards)
-    most = min(2 ** int(math.log2(max(pool / mean, 1))), wanted)
+    most = min(2 ** int(math.log2(max(free / mean, 1))), wanted)
     for slots in sorted({most, max(most // 2, 1), max(most // 4, 1)}):
-        fraction = min(math.floor(pool / slots / row * 1000) / 1000, 1.0)
+        fraction = min(math.floor(pool(slots) / slots / row * 1000) / 1000, 1.0)
         if fraction > 0:
             yield slots * shards, fraction
 
