@@ -63,7 +63,7 @@ def twice(engine, requests, draw=DRAW):
     return first, second, total([stats, more])
 
 
-@pytest.mark.parametrize("mesh, slots", [((1, 1, 1), 8), ((2, 2, 2), 16)], ids=str)
+@pytest.mark.parametrize("mesh, slots", [((1, 1, 1), 8), slow((2, 2, 2), 16)], ids=str)
 def test_the_same_program_gives_the_same_bits(mesh, slots, requests):
     """Guesses in idle slots: nothing compiles beside what decodes without them, tokens, log-probs
     and entropies are the same bits, and history guesses nearly all. Over 8 devices too: a place has
@@ -119,13 +119,13 @@ def by_int8(prompt: list[int], response: np.ndarray) -> tuple[np.ndarray, np.nda
     "how",
     [
         dict(draft_places=32),  # a program of its own
-        dict(page_tokens=8, draft_places=32),
+        slow(dict(page_tokens=8, draft_places=32)),
         dict(page_tokens=8, cache_fraction=0.3, draft_places=16),  # evictions
         slow(dict(page_tokens=8, mesh=(2, 1, 1), draft_places=32)),
         slow(dict(page_tokens=8, mesh=(2, 2, 2), draft_places=32)),  # 8 devices
         slow(dict(page_tokens=8, cache_dtype="int8", draft_places=32)),
         dict(draft_places=32, draw=DRAW._replace(temperature=0.0)),
-        dict(draft_places=32, draw=DRAW._replace(top_p=0.9)),
+        slow(dict(draft_places=32, draw=DRAW._replace(top_p=0.9))),
         dict(draft_places=32, chunk=1),  # no room for a guess
     ],
     ids=str,

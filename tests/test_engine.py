@@ -491,7 +491,8 @@ def test_cut_ends_a_response(params, requests, responses, assert_records):
 
 
 @pytest.mark.parametrize(
-    ("page_tokens", "cache_dtype"), [slow(0, "model"), (0, "int8"), (8, "model"), slow(8, "int8")]
+    ("page_tokens", "cache_dtype"),
+    [slow(0, "model"), slow(0, "int8"), (8, "model"), slow(8, "int8")],
 )
 def test_long_prompts_are_prefilled_in_pieces(page_tokens, cache_dtype, params, assert_records):
     """Pieces of 8 tokens, of prompts of up to 27, and rows that are evicted, against one piece and

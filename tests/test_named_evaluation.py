@@ -223,6 +223,7 @@ def test_the_page_has_the_settings_of_each_set():
     assert all(f"`{name}`" in PAGE for name, _ in told) and "pip install 'dapo_jax[math]'" in PAGE
 
 
+@pytest.mark.slow
 def test_of_a_model_without_a_run_the_command_asks_for_sets(shell, tmp_path):
     (tmp_path / "a.safetensors").touch()
     done = shell.python("-m", "dapo_jax.evaluate", f"--checkpoint={tmp_path}", "--workdir=w")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import typed
 from jax.sharding import Mesh
+from levels import slow
 from test_attention import value_and_gradient
 from test_attention_kernels import RULES, SEGMENTS, assert_attends, expected as of_segments, inputs
 from test_paged import SHAPE, D, H, K, assert_live_near, expected, geometry
@@ -64,7 +65,7 @@ def whole_rows(g, pages, rows):
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("page_tokens", [16, 32])
+@pytest.mark.parametrize("page_tokens", [16, slow(32)])
 def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
     """However many programs share a row, more than it has pages among them; twice the same bits."""
     g, q, pages, rows = case_of_triton(page_tokens, D, quantized)
