@@ -418,7 +418,7 @@ def test_sums_over_a_response_in_every_layout(params):
         ({}, {}, dict(micro_rows=4, row_tokens=40)),  # many sequences a row
         ({}, dict(head_chunk=5, attention_chunk=7, remat="full", scan_layers=False), {}),
         (dict(fsdp=2), dict(head_chunk=10), {}),
-        (dict(tensor=4), dict(head_chunk=10), {}),
+        slow(dict(tensor=4), dict(head_chunk=10), {}),
         (dict(data=2, fsdp=2, tensor=2), dict(head_chunk=10), dict(micro_rows=4)),
         slow(dict(fsdp=8), dict(head_chunk=10), dict(micro_rows=8)),
         slow(dict(data=2, fsdp=4), dict(head_chunk=10), dict(micro_rows=8, row_tokens=60)),  # empty

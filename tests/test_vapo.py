@@ -13,6 +13,7 @@ import optax
 import pytest
 import test_update
 from flax.traverse_util import flatten_dict
+from levels import slow
 from rounding import assert_near, reference
 from test_qwen2 import oracle_logits
 from test_train import arrays, assert_same_bits, run, small, without_clocks
@@ -35,8 +36,10 @@ in_every_layout = pytest.mark.parametrize(
     ("sizes", "layout"),
     [
         ((), dict(row_tokens=24, micro_rows=2, max_items=12)),
-        ((), dict(row_tokens=15, micro_rows=1, max_items=30)),  # few sequences a row, much empty
-        ((), dict(row_tokens=40, micro_rows=4, max_items=12)),
+        slow(
+            (), dict(row_tokens=15, micro_rows=1, max_items=30)
+        ),  # few sequences a row, much empty
+        slow((), dict(row_tokens=40, micro_rows=4, max_items=12)),
         ((2, 2, 2), dict(row_tokens=24, micro_rows=8, max_items=12)),
     ],
     ids=str,
