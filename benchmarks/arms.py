@@ -47,8 +47,6 @@ EXPLAINED, LENGTH, TURNED = "critic/explained_variance", "response/length_mean",
 EPOCHS, LEFT_OUT = "data/epochs", "curriculum/left_out"
 AGE, ESS, BUSY = "staleness/age_mean", "policy/importance_ess", "perf/slot_occupancy"
 KEPT = {"step", TAG, UPDATES, TOKENS, EXPLAINED, LENGTH, TURNED, EPOCHS, LEFT_OUT, AGE, ESS, BUSY}
-
-
 Score = Callable[[Run, Mapping[str, float]], float]  # (run, budgets) -> a number
 
 
@@ -344,7 +342,8 @@ def compared(study: Study, runs: Mapping[str, Sequence[Run]], name: str = "") ->
         for arm, of in runs.items():
             rows[arm].append(c.cell(of, end))
             if c.less:
-                rows[arm] += "--" if arm == plain else told[c.head, arm, plain].cells(c.better)
+                change = told.get((c.head, arm, plain))
+                rows[arm] += change.cells(c.better) if change else ["-", "-"]
     table = harness.Table(*heads, name=name)
     for cells in rows.values():
         table.row(*cells)

@@ -24,13 +24,11 @@ from benchmarks.harness import Flag, Table
 class Row(NamedTuple):
     config: str  # a file of configs/, NAME or NAME:ARGUMENT
     slice: str  # Cloud's name
-    table: str = ""  # '' or the end of its tables' names
+    end: str = ""  # of its tables' names
     flags: tuple[str, ...] = ()
 
 
-LORA = ("lora", ("--config.model.lora.rank=32",))
-
-
+LORA = ("_lora", ("--config.model.lora.rank=32",))
 ROWS = (
     Row("dapo_qwen2_5_32b", "v5p-256"),
     Row("dapo_qwen2_5_32b", "v5p-512"),
@@ -42,8 +40,8 @@ ROWS = (
     Row("dapo_qwen2_5_1_5b", "v6e-16"),
     Row("dapo_qwen2_5_0_5b", "v6e-8"),
     Row("gsm8k_dapo_qwen2_5_1_5b", "v6e-8"),
-    Row("vapo:32B", "v5p-256", "values"),
-    Row("vapo:32B", "v5p-512", "values"),
+    Row("vapo:32B", "v5p-256", "_values"),
+    Row("vapo:32B", "v5p-512", "_values"),
     Row("dapo_qwen2_5_7b", "v6e-8", *LORA),
     Row("dapo_qwen2_5_7b", "v5e-8", *LORA),
 )
@@ -114,17 +112,8 @@ def memory(row: Row, r: dict) -> list[str]:
     seconds = f"{sum(x['seconds'] for x in programs.values()):.0f}"
     mesh = " x ".join(map(str, r["mesh"].values()))
     slots = f"{r['slots']:,} ({r['cache_fraction']:g})"
-    return [
-        row.config,
-        row.slice,
-        mesh,
-        slots,
-        *cells,
-        gb(r["pod"]["chip"]["hbm"]),
-        verdict,
-        seconds,
-        step,
-    ]
+    limit = gb(r["pod"]["chip"]["hbm"])
+    return [*row[:2], mesh, slots, *cells, limit, verdict, seconds, step]
 
 
 def traffic(row: Row, r: dict) -> list[str]:
@@ -138,18 +127,18 @@ def traffic(row: Row, r: dict) -> list[str]:
     count = sum(x.get("rematerialized", 0) for x in programs.values())
     updates = (programs[n] for n in ("update", "update of values") if n in programs)
     work = " + ".join(f"{x['flops'] / 1e12:,.0f}" for x in updates) or "-"
-    return [row.config, row.slice, moved("decode_full"), moved("update"), count, work]
+    return [*row[:2], moved("decode_full"), moved("update"), count, work]
 
 
 def measure(args) -> list[Table]:
-    names = ["-".join([row.config, row.slice, *filter(None, [row.table])]) for row in ROWS]
-    rows = [row for row, name in zip(ROWS, names, strict=True) if args.only in name]
+    named = {f"{row.config}-{row.slice}{row.end}": row for row in ROWS}
+    rows = [row for name, row in named.items() if args.only in name]
     if not rows:
-        sys.exit(f"--only: one of {', '.join(names)}")
+        sys.exit(f"--only: one of {', '.join(named)}")
     tables = {}
     for row in rows:
         found = compiled(row, args.level)
         for kind, head, cells in (("plan", MEMORY, memory), ("traffic", TRAFFIC, traffic)):
-            name = "_".join(["pod", kind, *filter(None, [row.table])])
+            name = f"pod_{kind}{row.end}"
             tables.setdefault(name, Table(*head, name=name)).row(*cells(row, found))
     return list(tables.values())

@@ -320,7 +320,7 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> ha
     for name, below in zip(runs, (None, *runs), strict=False):
         cells = [name, DAPO.paper[name]]
         for what, of in places.items():
-            change = told[what, name, below].cells() if below else "--"
+            change = told[what, name, below].cells() if below else ["-", "-"]
             cells += [stats.interval(of[name]), *change]
         for tag, form, scale in BESIDE.values():
             curves = (figures.curve(run, tag, UPDATES) for run in runs[name])

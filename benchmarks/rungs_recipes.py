@@ -168,7 +168,7 @@ def compared(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float) -> li
         for name in some:
             cells = [head.format(end / unit), name, f"{RATES[name]:.3g}"]
             for what, of in places.items():
-                change = "--" if name == plain else told[what, name, plain].cells()
+                change = ["-", "-"] if name == plain else told[what, name, plain].cells()
                 cells += [stats.interval(of[name]), *change]
             table.row(*cells)
     return [table, beside(runs, updates, "method", "rungs_recipes_beside")]

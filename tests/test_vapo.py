@@ -36,9 +36,8 @@ in_every_layout = pytest.mark.parametrize(
     ("sizes", "layout"),
     [
         ((), dict(row_tokens=24, micro_rows=2, max_items=12)),
-        slow(
-            (), dict(row_tokens=15, micro_rows=1, max_items=30)
-        ),  # few sequences a row, much empty
+        # Few sequences a row, much empty.
+        slow((), dict(row_tokens=15, micro_rows=1, max_items=30)),
         slow((), dict(row_tokens=40, micro_rows=4, max_items=12)),
         ((2, 2, 2), dict(row_tokens=24, micro_rows=8, max_items=12)),
     ],

@@ -1,10 +1,8 @@
 """A model whose keys an int8 cache holds well."""
 
-from typing import Any
-
 import jax.numpy as jnp
 
-Params = dict[str, Any]
+from dapo_jax.model.adapters import Params
 
 
 def even_keys(params: Params) -> Params:

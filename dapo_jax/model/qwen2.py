@@ -23,7 +23,7 @@ from dapo_jax import parallel
 from dapo_jax.model import adapters, attention_kernels as splash, rope
 from dapo_jax.parallel import constrain
 
-Params = dict[str, Any]
+Params = adapters.Params
 
 
 class Shape(NamedTuple):
