@@ -42,7 +42,7 @@ The compilation cache is WORKDIR/xla, the logs of all hosts are in WORKDIR/logs.
 the JobSet API of 0.6 or later (https://jobset.sigs.k8s.io). Those who have XPK may let it do the
 same, but for what a preemption means (exit status 75):
 xpk workload create --cluster=CLUSTER --workload=NAME --tpu-type=TYPE --num-slices=N \
-    --docker-image=IMAGE --command='bash launch/until_done.sh python -m dapo_jax.train ...'
+    --docker-image=IMAGE --command='python -um dapo_jax.hosts.until_done ...'
 Pathways is not supported: its one process drives all chips, ours are one for each host.
 TEXT
 }
@@ -87,7 +87,7 @@ check_characters() {
 manifest() {  # jobset.yaml with our values: words of flags and of the table of slices, then two lists
     local word list text grace=600 node="" toleration="" label="" host_network=false dns=ClusterFirst
     # A preempted run would leave with status 0: for Kubernetes, complete.
-    local command=(bash launch/until_done.sh python -um dapo_jax.train)
+    local command=(python -um dapo_jax.hosts.until_done)
     # As a script whose arguments are the training's flags.
     [[ -z "$prepare" ]] || command=(bash -c "set -e"$'\n'"$prepare"$'\n'"exec ${command[*]} \"\$@\"" prepare)
     if [[ -n "$spot" ]]; then

@@ -40,8 +40,7 @@ dapo_flags "nodes=number:1:99999 gpus=number:0:1024 cpus-per-task=number:0:1024 
 [[ -n "$nodes" ]] || dapo_fail "--nodes: how many? (see --help)" 2
 
 [[ -n "$dry_run" ]] || dapo_setup "$extra" "$python"
-printf -v command ' %q' "$DAPO_ROOT/launch/until_done.sh" \
-    "$(dapo_venv "$python")/bin/python" -um dapo_jax.train \
+printf -v command ' %q' "$(dapo_venv "$python")/bin/python" -um dapo_jax.hosts.until_done \
     ${training[@]+"${training[@]}"}
 to_sbatch=() cores=""
 # To srun as well, which does not take it over from sbatch since Slurm 22.05.

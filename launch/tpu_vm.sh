@@ -136,7 +136,8 @@ on_hosts() {  # on_hosts WORKER COMMAND: 'all' of every slice, at the same time,
     for pid in ${pids[@]+"${pids[@]}"}; do
         one=0
         wait "$pid" || one=$?
-        [[ $one != 255 ]] || { one=0; wait "$pid" || one=$?; }  # see until_done.sh
+        # Where a child ends just as the wait begins, bash may say -1 once.
+        [[ $one != -1 ]] || { one=0; wait "$pid" || one=$?; }
         [[ $one == 0 ]] || status=$one
     done
     return "$status"

@@ -42,8 +42,8 @@ case "${1:-}" in
         export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
         cd -- "$DAPO_ROOT"
         : >"$log"
-        DAPO_STATUS_FILE="$status" DAPO_LOG="$log" setsid nohup bash launch/until_done.sh \
-            "$python" -um dapo_jax.train "$@" >/dev/null 2>&1 </dev/null &
+        DAPO_STATUS_FILE="$status" DAPO_LOG="$log" setsid nohup \
+            "$python" -um dapo_jax.hosts.until_done "$@" >/dev/null 2>&1 </dev/null &
         echo $! >"$pid"
         ;;
     alive) alive ;;

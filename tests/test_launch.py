@@ -273,7 +273,7 @@ def test_the_image_has_what_a_host_has():
         *offered
     }
     worker = "".join((ROOT / name).read_text() for name in copied if name.endswith(".sh"))
-    needed = {*re.findall(r"launch/\w+\.(?:sh|txt)", worker)} - {"launch/until_done.sh"}
+    needed = {*re.findall(r"launch/\w+\.(?:sh|txt)", worker)}
     assert len(needed) > 2 and needed <= {*copied}
     (python,) = re.findall(r"DAPO_TPU_PYTHON:-([\d.]+)", worker)
     assert any(line.startswith(f"FROM python:{python}-") for line in lines)
@@ -284,5 +284,5 @@ def test_the_image_has_what_a_host_has():
     assert f"jax {jax}, libtpu {libtpu}." in (ROOT / "docs/results/pods.md").read_text()
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv*", "runs"} <= {*ignored}
-    for needed in ("launch/until_done.sh", "configs", "dapo_jax", "requirements.txt"):
+    for needed in ("launch/worker.sh", "configs", "dapo_jax", "requirements.txt"):
         assert not any(Path(needed).match(x) for x in ignored)

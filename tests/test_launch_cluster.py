@@ -2,14 +2,11 @@
 it is told to run on its "hosts", which are folders; a fake kubectl; local processes. The fakes are
 in tests/data/fakes."""
 
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,8 +27,8 @@ class Cloud:
         self.tools = scripts.make_tools(folder)
         shutil.copy(FAKES / "gcloud", self.tools)
         shutil.copy(FAKES / "trainer", self.checkout / "dapo_jax/train.py")
-        (self.checkout / "dapo_jax/hosts").mkdir()  # an installed one would look for a real bucket
-        (self.checkout / "dapo_jax/hosts/keep_log.py").write_text("")
+        (self.checkout / "dapo_jax/hosts").mkdir()
+        shutil.copy(ROOT / "dapo_jax/hosts/until_done.py", self.checkout / "dapo_jax/hosts")
         (self.checkout / ".git").mkdir()
         (self.checkout / ".git/secret").write_text("")
 
@@ -209,67 +206,6 @@ def test_a_training_is_checked_before_a_slice_is_made(
     assert done.returncode == status and not (tmp_path / "called").exists(), done.stderr
     assert done.stderr.startswith(said) and (not status or done.stderr.count("\n") <= 2)
     assert bool(done.stdout) == (not status)
-
-
-# --- until_done.sh --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("echo terminated after step 4; exit 0", 0), ("exit 3", 3), ("exit 255", 255),
-        ("exit ${0#--terminated_status=}", 75), ("kill -TERM $$", 143),  # told by others
-    ],
-)  # fmt: skip
-def test_until_done_hands_on_the_exit_status(code, status, tmp_path):
-    note = tmp_path / "status"
-    done = bash(LAUNCH / "until_done.sh", "bash", "-c", code, cwd=tmp_path, DAPO_STATUS_FILE=note)
-    assert done.returncode == status
-    assert note.read_text() == f"{status}\n"
-    assert done.stderr == "" and done.stdout.strip() in code
-
-
-@pytest.mark.parametrize(
-    ("on_term", "status"),
-    [("exit 75", 75), ("exit 0", 0), ("exit 4", 4), ("sleep 0.3; exit 75", 75), ("", 75)],
-)
-def test_until_done_asks_to_leave_and_waits(on_term, status, tmp_path):
-    """The last: a training that has not come to take SIGTERM yet."""
-    trap = f"trap {shlex.quote(on_term)} TERM; " if on_term else ""
-    code = trap + "echo up; while :; do sleep 0.02; done"
-    running = subprocess.Popen(
-        ["bash", LAUNCH / "until_done.sh", "bash", "-c", code], stdout=subprocess.PIPE, text=True
-    )
-    assert running.stdout.readline() == "up\n"
-    for _ in range(2):  # Slurm and Kubernetes may say it twice
-        running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=120)
-    assert running.returncode == status
-
-
-def test_until_done_does_not_take_bash_s_word_for_it(tmp_path):
-    """Its `wait` says 255 where the child ends just as it begins, whatever that ends with."""
-    first = 'builtin wait "$@"; set -- $?; [[ -e waited ]] && return $1; touch waited; return 255'
-    env = {"BASH_FUNC_wait%%": f"() {{ {first}; }}"}
-    done = bash(LAUNCH / "until_done.sh", "bash", "-c", "exit 75", cwd=tmp_path, **env)
-    assert done.returncode == 75 and (tmp_path / "waited").exists()
-
-
-def test_until_done_keeps_the_log_in_the_workdir(tmp_path):
-    """What the training has printed to the last line, also where it was told to leave. (The real
-    copier: test_keep_log.)"""
-    python = shutil.copy(FAKES / "training_and_copier", tmp_path)
-    env = os.environ | {"DAPO_LOG": str(tmp_path / "run.log")}
-    command = ["bash", LAUNCH / "until_done.sh", python, "-m", "x", f"--workdir={tmp_path}/w"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
-    assert running.stdout.readline() == "up\n"
-    while not (tmp_path / "copies").exists():  # the copier has come to take SIGTERM
-        assert running.poll() is None
-        time.sleep(0.02)
-    running.send_signal(signal.SIGTERM)
-    assert running.communicate(timeout=120) == ("last words\n", None) and running.returncode == 75
-    assert (tmp_path / "w/logs/kept").read_text() == "up\nlast words\n"
-    assert (tmp_path / "run.log").read_text() == "up\nlast words\n"
 
 
 # --- gke.sh, local.sh -----------------------------------------------------------------------------

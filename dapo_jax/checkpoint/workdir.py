@@ -28,7 +28,7 @@ from dapo_jax.checkpoint import retry
 CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
 EXPORT = "export"  # Hugging Face directories (export.py)
-# Not copied from a bucket; "logs": what each host printed (hosts/keep_log.py).
+# Not copied from a bucket; "logs": what each host printed (hosts/until_done.py).
 _LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, "logs", EXPORT)
 # What a run creates, replaces or removes.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
