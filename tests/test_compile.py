@@ -78,15 +78,18 @@ def test_memory_named_in_the_compilers_message(said, total):
     assert plan_compile._total(said, 1000) == (total and 1000 + int(total * 2**30))
 
 
-def test_without_a_compiler_the_arithmetic_stands(shell):
+@pytest.mark.parametrize(("pod", "extra"), [("v5e:2x2", "tpu"), ("h100-4", "cuda13")])
+def test_without_a_compiler_the_arithmetic_stands(pod, extra, shell):
     code = (
-        "import runpy; from dapo_jax.pods import topology; topology.available = lambda: False;"
+        "import runpy; from dapo_jax.plan import gpus; from dapo_jax.pods import topology;"
+        "topology.available = gpus.compiler = lambda: {};"
         "runpy.run_module('dapo_jax.plan', run_name='__main__')"
     )
-    flags = (f"--config={ROOT}/configs/quickstart.py", "--topology=v5e:2x2", "--compile")
+    flags = (f"--config={ROOT}/configs/quickstart.py", f"--topology={pod}", "--compile")
     done = shell.python("-c", code, *flags)
     assert done.returncode == 0 and "FITS, by arithmetic" in done.stdout
-    assert "pip install 'dapo_jax[tpu]'" in done.stderr and "by the compiler" not in done.stdout
+    assert f"pip install 'dapo_jax[{extra}]'" in done.stderr
+    assert "by the compiler" not in done.stdout
 
 
 @needs_libtpu
@@ -95,11 +98,11 @@ def test_out_of_memory_is_a_verdict():
     m = plan_compile.machine_for(c, plan.network(c), pod)
     x = jax.ShapeDtypeStruct((2**17,), jnp.float32, sharding=parallel.replicated(m.mesh))
     call = parallel.Call(jax.jit(lambda x: jnp.sort(jnp.sin(x[:, None] * x), axis=0)), (x,))
-    got = plan_compile.program("update", call, {"state": 10**9}, m)
+    got = plan_compile.program("update", call, {"state": 10**9}, m, pod)
     assert not got["fits"] and got["total"] > 10**9 + 2**36
     assert "DOES NOT FIT beside 1.00 GB" in plan_compile.line("update", got)
     # Said without compiling: nothing is left beside what is there already.
-    got = plan_compile.program("update", call, {"state": got["limit"]}, m)
+    got = plan_compile.program("update", call, {"state": got["limit"]}, m, pod)
     assert not got["fits"] and "arguments alone" in got["refused"]
 
 
@@ -154,7 +157,7 @@ def child(shipped: str, *names: str) -> None:
     kept = plan_compile.beside(c, calls)
     left_out = {n[1:] for n in names if n[0] == "-"}
     asked = [n for n in names if n[0] != "-"] or [n for n in calls if n not in left_out]
-    said = {n: plan_compile.program(n, calls[n], kept[n], m) for n in asked}
+    said = {n: plan_compile.program(n, calls[n], kept[n], m, pod) for n in asked}
     print(json.dumps(said))
 
 

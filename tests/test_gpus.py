@@ -113,7 +113,9 @@ def test_the_model_is_within_11_percent_of_what_one_h100_did(one):
 def test_what_is_said_of_a_gpu(one):
     text = "\n".join(report.report(one))
     assert "1 GPU of 76.97 GB" in text and "nothing but one H100's sampling" in text
-    assert "measured on a TPU" not in text and "v6e-4" not in text and "--compile" not in text
+    assert (
+        "measured on a TPU" not in text and "v6e-4" not in text and "only --compile tells" in text
+    )
     for x in one["constants"].values():
         assert x["low"] <= x["value"] <= x["high"] or x["high"] <= x["value"] <= x["low"]
 
@@ -140,8 +142,8 @@ def test_the_command(shell, tmp_path):
                         f"--json={saved}", cwd=ROOT)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(saved.read_text())["pod"]["platform"] == "gpu" and "8 GPUs" in done.stdout
-    done = shell.python(*command, "--topology=h100-1", "--compile", cwd=ROOT)
-    assert done.stderr.startswith("error: --compile, --kernels: XLA:TPU's; for GPUs")
+    done = shell.python(*command, "--topology=h100-1", "--kernels", cwd=ROOT)
+    assert done.stderr == "error: --kernels: libtpu's bundles; for GPUs there is --compile\n"
 
 
 def test_without_a_gpu_that_is_said_in_one_line(monkeypatch, tmp_path):

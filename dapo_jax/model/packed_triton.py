@@ -60,10 +60,10 @@ def _spans(segments_BxT, step: int):
     return start_BxT[:, ::_OWN] // step, end_BxT[:, _OWN - 1 :: _OWN] // step
 
 
-def _call(kernel, name: str, q, k, by_keys: bool, given, outs):
+def _call(kernel, name: str, q, k, by_keys: bool, given, outs, products: int):
     """Run `kernel` for each block of queries and head, or (by_keys) of keys and key/value head.
     given, outs: (array or shape, what a program sees of it: 'row', 'block', 'numbers' of a row's
-    blocks, 'tokens' of a row)."""
+    blocks, 'tokens' of a row). products: how many it makes for a query and a key."""
     from jax.experimental import pallas as pl  # here: see paged_kernel.py
     from jax.experimental.pallas import triton
 
@@ -92,6 +92,8 @@ def _call(kernel, name: str, q, k, by_keys: bool, given, outs):
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=parallel.platform() != "gpu",
         name=name,
+        # If each row is one sequence: `topology.matmul_flops` cannot see how far the loops go.
+        cost_estimate=pl.CostEstimate(products * B * H * T * T * d, 0, 0),
     )(*(x for x, _ in given))
 
 
@@ -144,7 +146,7 @@ def _forward(saved, q, k, v, segments):
     lse = jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
     given = (q, "block"), (k, "row"), (v, "row"), (segments, "tokens"), (first, "numbers")
     outs = (jax.ShapeDtypeStruct(q.shape, q.dtype), "block"), (lse, "block")
-    y, lse = _call(_forward_kernel, "packed_forward", q, k, False, given, outs)
+    y, lse = _call(_forward_kernel, "packed_forward", q, k, False, given, outs, 2)
     y, lse = checkpoint_name((y, lse), saved)
     return y, (q, k, v, segments, y, lse)
 
@@ -207,11 +209,11 @@ def _backward(saved, kept, do):
     rows = (segments, "tokens")
     given = (q, "block"), (k, "row"), (v, "row"), rows, (first, "numbers")
     given += (do, "block"), (lse, "block"), (delta, "block")
-    (dq,) = _call(_queries_kernel, "packed_queries", q, k, False, given, [like(q)])
+    (dq,) = _call(_queries_kernel, "packed_queries", q, k, False, given, [like(q)], 3)
     given = (q, "row"), (k, "block"), (v, "block"), rows, (last, "numbers")
     given += (do, "row"), (lse, "row"), (delta, "row")
     kernel = functools.partial(_keys_kernel, G=q.shape[1] // k.shape[1])
-    dk, dv = _call(kernel, "packed_keys", q, k, True, given, [like(k), like(v)])
+    dk, dv = _call(kernel, "packed_keys", q, k, True, given, [like(k), like(v)], 4)
     return dq, dk, dv, None
 
 

@@ -10,11 +10,11 @@ seconds of a step and of the run with a low and a high figure, from the run's ow
 assumed lengths and a table of constants, none of them measured on a TPU. Bytes of parameters,
 optimizer and cache are exact; those of activations estimate what XLA keeps.
 
-`--compile` compiles the run's own programs for the pod and says what XLA keeps (compile.py; minutes
-for a large model; JAX_OPTIMIZATION_LEVEL=O0 takes a third of the time and assigns nearly the same
-memory). `--kernels` counts the instructions that libtpu makes of the decode kernel, for
-constants.txt (seconds). `--check` is what launch/ runs before it makes a slice: would `train` take
-these flags there?
+`--compile` compiles the run's own programs for the slice, or the GPUs, and says what XLA keeps
+(compile.py; minutes for a large model; for a slice JAX_OPTIMIZATION_LEVEL=O0 takes a third of the
+time and assigns nearly the same memory). `--kernels` counts the instructions that libtpu makes of
+the decode kernel, for constants.txt (seconds). `--check` is what launch/ runs before it makes a
+slice: would `train` take these flags there?
 """
 
 import json
@@ -30,7 +30,6 @@ from dapo_jax.plan import Traffic, check, compile as plan_compile, gpus, kernels
 from dapo_jax.plan.constants import override
 from dapo_jax.plan.drafts import compared
 from dapo_jax.plan.report import report
-from dapo_jax.pods import topology
 
 
 def define_flags() -> None:
@@ -51,7 +50,7 @@ def define_flags() -> None:
     said = "Shares of guessed tokens that are right, as .4,.5; or a run that drew with guesses."
     flags.DEFINE_list("draft_acceptance", [], said)
     flags.DEFINE_float("room", 0.1, "Share of the memory that suggestions leave free.", 0, 0.9)
-    flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice as well.")
+    flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice or GPUs, too.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
     flags.DEFINE_list("constants", [], "Other values than constants.txt has: decode_beside=1,...")
@@ -62,8 +61,8 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")  # shapes only: leave an accelerator to others
     given, config = flags.FLAGS, cli.CONFIG.value
     pod = gpus.parse(given.topology)
-    if pod.platform == "gpu" and (given.compile or given.kernels):
-        raise ValueError("--compile, --kernels: XLA:TPU's; for GPUs there is the arithmetic alone")
+    if pod.platform == "gpu" and given.kernels:
+        raise ValueError("--kernels: libtpu's bundles; for GPUs there is --compile")
     if given.check:
         if doubt := check(config, pod, given.check_files, given.check_memory):
             print(f"warning: {doubt}", file=sys.stderr)
@@ -82,8 +81,8 @@ def main() -> int:
     if given.draft_acceptance and not result["mistakes"]:
         result["drafts"] = compared(config, pod, traffic, given.draft_acceptance)
         show(result["drafts"]["text"])
-    if (given.compile or given.kernels) and not topology.available():
-        print(plan_compile.NO_COMPILER, file=sys.stderr)
+    if (given.compile or given.kernels) and (missing := plan_compile.no_compiler(pod)):
+        print(missing, file=sys.stderr)
     elif not result["mistakes"]:
         if given.kernels:
             result["kernels"] = kernels.counted(config, pod)

@@ -1,4 +1,5 @@
-"""`plan --compile`: a run's own programs, compiled for the slice by XLA:TPU on this machine.
+"""`plan --compile`: a run's own programs, compiled by XLA:TPU for the slice, or by XLA:GPU for the
+GPUs, on this machine, which has neither.
 
 While it runs, more lies in a device's memory than the compiler assigns to it: the trainer's state
 beside the sampler. The chip has to hold the sum.
@@ -19,24 +20,34 @@ from dapo_jax import build, parallel
 from dapo_jax.config import validation
 from dapo_jax.model import adapters, qwen2
 from dapo_jax.parallel import Call
-from dapo_jax.plan import hlo
+from dapo_jax.plan import gpus, hlo
 from dapo_jax.plan.footprint import GB
 from dapo_jax.plan.report import filled_in
 from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod
 
 CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
-NO_COMPILER = (
-    "--compile and --kernels need XLA:TPU's compiler, libtpu (no TPU): pip install 'dapo_jax[tpu]';"
-    " the arithmetic above stands without it"
-)
+_WANTED = {
+    "tpu": "--compile and --kernels need XLA:TPU's compiler, libtpu (no TPU): pip install"
+    " 'dapo_jax[tpu]'",
+    "gpu": "--compile needs XLA:GPU's compiler (no GPU): pip install 'dapo_jax[cuda13]'",
+}
+
+
+def no_compiler(pod: Pod) -> str:
+    """What is missing to compile for the pod; '' where nothing is."""
+    there = topology.available() if pod.platform == "tpu" else gpus.compiler()
+    return "" if there else f"{_WANTED[pod.platform]}; the arithmetic above stands without it"
 
 
 def machine_for(config, shape: qwen2.Shape, pod: Pod) -> build.Machine:
     """The config's programs on the described devices of `pod`. ValueError: the mesh cannot be laid
     over them."""
     sizes = validation.resolve_mesh(config, pod.devices)
-    mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
+    if pod.platform == "gpu":
+        mesh = topology.laid(gpus.devices(pod), sizes)
+    else:
+        mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
     # Which ids end a response changes no size.
     return build.assemble(config, mesh, shape, stop_ids=(0, 1))
 
@@ -82,11 +93,13 @@ def _bytes(tree) -> int:
     return parallel.bytes_on_device(here)
 
 
-def program(name: str, call: Call, kept: dict[str, int], m: build.Machine) -> dict[str, Any]:
+def program(
+    name: str, call: Call, kept: dict[str, int], m: build.Machine, pod: Pod
+) -> dict[str, Any]:
     """Compile one. Plain JSON values; bytes are per device. 'fits' is the verdict; 'refused' is
     what the compiler said where it ran out of memory."""
     traced, started = call.program.trace(*call.arguments), time.perf_counter()
-    limit, resident = topology.limit(m.mesh), sum(kept.values())
+    limit, resident = pod.chip.hbm, sum(kept.values())
     out = {"fits": False, "kept_beside": kept, "resident": resident, "limit": limit}
     if resident + (given := _bytes(call.arguments)) > limit:
         said = f"its arguments alone, {given / GB:.2f} GB, and what lies beside them are too much"
@@ -144,7 +157,8 @@ def check(config, shape: qwen2.Shape, pod: Pod) -> dict[str, Any]:
         "programs": out,
         "not_compiled": [name for name in calls if name not in out],
         "level": "default" if level == "UNKNOWN" else level,
-        "versions": topology.versions(),
+        "compiler": f"XLA:{pod.platform.upper()}",
+        "versions": topology.versions() if pod.platform == "tpu" else gpus.compiler(),
     }
 
 
@@ -153,7 +167,7 @@ def _program(config, shape: qwen2.Shape, pod: Pod, name: str, kept: dict[str, in
     jax.config.update("jax_platforms", "cpu")
     m = machine_for(config, shape, pod)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libtpu's handler would print its memory map
-    return program(name, build.calls(config, m)[name], kept, m)
+    return program(name, build.calls(config, m)[name], kept, m, pod)
 
 
 @contextlib.contextmanager

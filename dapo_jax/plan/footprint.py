@@ -1,8 +1,8 @@
 """Bytes per device while sampling and while updating, by arithmetic; can a config run on a slice?
 
 Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
-within 20% of what XLA:TPU assigned (tests/test_plan.py); for GPUs within 10% of what XLA:CPU
-assigns to simulated devices (tests/test_gpus.py).
+within 20% of what XLA:TPU assigned (tests/test_plan.py), within 10% of XLA:GPU
+(tests/test_gpu_compile.py).
 
 `sizes` is everywhere the mesh: {'data': 1, 'fsdp': 16, 'tensor': 8}.
 """
@@ -12,7 +12,7 @@ import math
 import jax
 
 from dapo_jax.config import schema, validation
-from dapo_jax.model import adapters, paged, qwen2
+from dapo_jax.model import adapters, paged, paged_triton, qwen2
 from dapo_jax.plan.shapes import network, value_model
 from dapo_jax.pods.slices import Pod
 
@@ -22,6 +22,8 @@ VALUE_ARRAYS = 3  # values, advantages, returns
 HEAD = "vocab", "embed"  # the axes of the output weights
 # Arrays of scores; F, H d and D of a cell in a block's backward pass; F of a cell in a prefill.
 KEPT = {"tpu": (2, 6, 8, 3, 3), "gpu": (3, 4, 4, 2, 2)}
+# With remat 'none': D, H d and F of a cell and layer.
+NONE = {"tpu": (8, 6, 4), "gpu": (4, 3.5, 3)}
 
 
 def parts(axis: str, rules, sizes) -> int:
@@ -154,20 +156,27 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     tokens = rows * T  # of a device in a micro-batch
     kept = tokens / parts("sequence", train, sizes)
     kv = 2 * shape.num_kv_heads * d
-    dots = 2 * D * kept + tokens * ((H * d + kv) / heads + 2 * F / mlp)  # outputs of five products
+    gpu = platform == "gpu"
+    # The outputs of five products; a GPU keeps what comes into a layer as well.
+    dots = (2 + gpu) * D * kept + tokens * ((H * d + kv) / heads + 2 * F / mlp)
+    of_stream, of_heads, of_mlp = NONE[platform]
     per_layer = {
         "full": D * kept,
         "attention": D * kept + tokens * H * d / heads,
         "dots": dots,
         "dots_attention": dots + tokens * H * d / heads,
-        "none": 8 * D * kept + tokens * (6 * H * d / heads + 4 * F / mlp),
+        "none": of_stream * D * kept + tokens * (of_heads * H * d / heads + of_mlp * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)
     of_gpus = ("auto", "cudnn", "triton") if item < 4 else ()
     fused = config.model.attention in (("auto", "splash") if platform == "tpu" else of_gpus)
     arrays, of_mlp, of_heads, of_stream, _ = KEPT[platform]
     scores = 0 if fused else arrays * 4 * rows * H / heads * chunk * T
-    if fused and platform == "gpu" and config.model.attention != "triton":  # the bias of segments
+    by_triton = paged_triton.fits(16, d) and not shape.shared_prompts
+    kernel = (
+        "cudnn" if config.model.attention == "auto" and not by_triton else config.model.attention
+    )
+    if fused and gpu and kernel == "cudnn":  # the bias of segments
         scores = item * rows * min(4096, T) * T
     elif shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
@@ -177,17 +186,22 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
-    head = copied + 4 * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
+    # XLA:GPU has low products' results and their gradients in float32 too.
+    both = 1 + (gpu and item < 4) * 4 / item
+    cell = 4 + (gpu and item < 4) * item
+    head = copied * both + cell * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
-    whole = platform == "gpu" and parts("embed", train, sizes) == 1  # nothing is gathered
+    whole = gpu and parts("embed", train, sizes) == 1  # nothing is gathered
     gathered = 1 if whole else 2 if shape.lora else 3
+    # Weights that stay as they are are cut out of the stack of layers, all of them at once.
+    cut = L if whole and shape.lora and shape.remat != "none" else 0
     # Trained weights whose compute copy is float32.
     raised = 0 if shape.lora else wide / math.prod(parts(a, train, sizes) for a in HEAD)
     return {
         "compute copy of the weights": item * (n - raised) if item < 4 else 0,
         "gradient sums (float32)": 4 * n,
         "gradients of a pass": item * n + (4 - item) * raised,
-        "one layer gathered, and its gradients": gathered * item * layer / mlp,
+        "one layer gathered, and its gradients": (gathered + cut) * item * layer / mlp,
         "saved activations": item * L * per_layer,
         "one block backward, or the head": max(scores + block, head),
         # Of all mini-batches.

@@ -4,14 +4,18 @@
     gpus.plan(config, pod, plan.Traffic(128, 256), room=0.1)     as `planner.plan`, by gpus.txt
 
 Up to 8 GPUs of a host behind one switch; hosts (2xh100-8) are joined as slices of TPUs are. Memory
-is the same arithmetic with a GPU's cache; seconds rest on one measurement of one H100.
+is the same arithmetic with a GPU's cache; seconds rest on one measurement of one H100. XLA:GPU
+compiles for a card that it is only told of (`devices`).
 """
 
+import importlib.metadata
+import importlib.util
 import pathlib
 import re
 from typing import Any
 
 import numpy as np
+from jax.experimental import topologies
 
 from dapo_jax.config import presets
 from dapo_jax.plan import constants, planner, roofline, simulate
@@ -75,6 +79,46 @@ def parse(name: str) -> Pod:
         return slices.parse(name)
     except ValueError as error:
         raise ValueError(f"{error}; or GPUs, h100-8: {', '.join(FAMILIES)}") from None
+
+
+# stream_executor's GpuTargetConfigProto. What is a number here is so of all the families.
+_CARD = """
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  core_count: {multiprocessors:.0f} fpus_per_core: {lanes:.0f} clock_rate_ghz: {boost}
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: {threads:.0f}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  shared_memory_per_core: {core:.0f} shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {block:.0f} l2_cache_size: {cache:.0f}
+  memory_bandwidth: {hbm:.0f} device_memory_size: {bytes:.0f}
+}}
+platform_name: "CUDA" device_description_str: "{family}"
+dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
+"""
+_PLUGINS = "jax_cuda13_plugin", "jax_cuda12_plugin"
+
+
+def compiler() -> dict[str, str]:
+    """The versions of jax and of the package that holds XLA:GPU; {} where there is none."""
+    there = [name for name in _PLUGINS if importlib.util.find_spec(name)][:1]
+    names = ["jax", *(name.replace("_", "-") for name in there)] if there else []
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def devices(pod: Gpus) -> list:
+    """Those that programs can be compiled for, without any GPU. ImportError: no XLA:GPU."""
+    if not compiler():
+        raise ImportError("compiling for GPUs needs XLA:GPU: pip install 'jax[cuda13]'")
+    own = {n.partition(".")[0]: c.value for n, c in _OWN.items() if n.endswith(f".{pod.family}")}
+    major, minor = str(own["capability"]).split(".")
+    card = _CARD.format(
+        **own, family=pod.family, major=major, minor=minor, core=1024 * own["shared"],
+        block=1024 * (own["shared"] - 1), cache=2**20 * own["l2"], bytes=2**20 * own["memory"],
+    )  # fmt: skip
+    shape = f"1x{pod.slices}x{pod.sides[0]}"  # as PJRT has it: slices, hosts of one, GPUs of one
+    described = topologies.get_topology_desc(platform="cuda", target_config=card, topology=shape)
+    return described.devices
 
 
 def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) -> dict[str, Any]:

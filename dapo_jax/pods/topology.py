@@ -24,7 +24,6 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from dapo_jax.parallel import AXES, arrange
-from dapo_jax.pods import slices as pods
 
 
 class Memory(NamedTuple):
@@ -76,18 +75,17 @@ def devices(name: str, slices: int = 1) -> list:
 
 def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
     """A run's mesh of `sizes` over a described pod. ValueError: another number of devices."""
-    return Mesh(arrange(tuple(sizes[a] for a in AXES), devices(name, slices)), AXES)
+    return laid(devices(name, slices), sizes)
+
+
+def laid(described: list, sizes: Mapping[str, int]) -> Mesh:
+    """Devices, described or not, as a run's mesh of `sizes`. ValueError: another number of them."""
+    return Mesh(arrange(tuple(sizes[a] for a in AXES), described), AXES)
 
 
 def versions() -> dict[str, str]:
     """What the verdicts of this machine's compiler hold for."""
     return {p: importlib.metadata.version(p) for p in ("jax", "libtpu")}
-
-
-def limit(mesh: Mesh) -> int | None:
-    """Bytes that a program may take of one device of the mesh; None where that is not known."""
-    chip = pods.chip(mesh.devices.flat[0].device_kind)
-    return chip and chip.hbm
 
 
 @contextlib.contextmanager
