@@ -26,7 +26,8 @@ from dapo_jax.plan.simulate import Packed, Traffic
 from dapo_jax.pods import slices
 from dapo_jax.pods.slices import Chip, Pod
 
-FAMILIES = "a100", "h100", "h200", "b200", "rtx4090"
+FAMILIES = {name: f"NVIDIA {name.upper()}" for name in ("a100", "h100", "h200", "b200")}
+FAMILIES["rtx4090"] = "NVIDIA GeForce RTX 4090"  # as jax calls it
 A_HOST = 8
 # Of the memory, for programs: XLA_PYTHON_CLIENT_MEM_FRACTION as launch/ sets it (jax's own is .75).
 SHARE = 0.9
@@ -93,7 +94,7 @@ gpu_device_info {{
   shared_memory_per_block_optin: {block:.0f} l2_cache_size: {cache:.0f}
   memory_bandwidth: {hbm:.0f} device_memory_size: {bytes:.0f}
 }}
-platform_name: "CUDA" device_description_str: "{family}"
+platform_name: "CUDA" device_description_str: "{kind}"
 dnn_version_info {{ major: 9 minor: 12 }} runtime_version {{ major: 13 }}
 """
 _PLUGINS = "jax_cuda13_plugin", "jax_cuda12_plugin"
@@ -113,7 +114,7 @@ def devices(pod: Gpus) -> list:
     own = {n.partition(".")[0]: c.value for n, c in _OWN.items() if n.endswith(f".{pod.family}")}
     major, minor = str(own["capability"]).split(".")
     card = _CARD.format(
-        **own, family=pod.family, major=major, minor=minor, core=1024 * own["shared"],
+        **own, kind=FAMILIES[pod.family], major=major, minor=minor, core=1024 * own["shared"],
         block=1024 * (own["shared"] - 1), cache=2**20 * own["l2"], bytes=2**20 * own["memory"],
     )  # fmt: skip
     shape = f"1x{pod.slices}x{pod.sides[0]}"  # as PJRT has it: slices, hosts of one, GPUs of one
