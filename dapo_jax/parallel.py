@@ -123,10 +123,14 @@ _ON_CPU = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 5
 # Products by cuBLAS: XLA's Triton adds a pass over the logits, 8 % of an update of 0.5B on H100.
 _ON_GPU = {"xla_gpu_enable_triton_gemm": False}
 
-# Unmeasured. Collectives run beside products, one for all the weights of a block.
+# Unmeasured. Collectives run beside products, one for all the weights of a layer, and in a loop
+# over layers beside those of the layer before: otherwise, by XLA's schedule, beside none.
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _OVER_GPUS = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 << 29 for kind in _KINDS}
 _OVER_GPUS["xla_gpu_enable_latency_hiding_scheduler"] = True
+_AHEAD = ("pipeline", "COLLECTIVE_PIPELINING_MODE_ON"), ("enable_pipelined", True)
+_name, _on = _AHEAD[jax.__version_info__ < (0, 12)]
+_OVER_GPUS |= {f"xla_gpu_{_name}_{kind}": _on for kind in _KINDS}
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

@@ -1,6 +1,7 @@
 """A run's programs by XLA:GPU, for cards that it is only told of: where its packages are, as
 .ci/run has them (`gpus.compiler`)."""
 
+import collections
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from scripts import ROOT
 
 from benchmarks import gpu_memory
 from benchmarks.gpu_memory import Case
-from dapo_jax.plan import gpus
+from dapo_jax import build, plan
+from dapo_jax.plan import compile as plan_compile, gpus
 
 pytestmark = [
     pytest.mark.skipif(not gpus.compiler(), reason="XLA:GPU is not installed (jax[cuda13])"),
@@ -56,6 +58,28 @@ def test_memory_by_arithmetic_lies_within_10_percent(case):
         assert ours == pytest.approx(total, rel=0.1)
     if case.measured:
         assert case.measured * gpu_memory.GIB == pytest.approx(total, rel=0.05)
+
+
+def test_of_split_weights_the_next_layers_are_gathered_beside_products():
+    """By XLA's schedule, forward and back; and gradients are summed up so."""
+    case, wide = Case("", "full", 2, (1, 8, 1)), dict(hidden_size=3584, intermediate_size=18944)
+    wide |= dict(vocab_size=8192, num_layers=4, num_heads=28, num_kv_heads=4, head_dim=128)  # 7B's
+    c = gpu_memory.config(case, **wide)
+    m = plan_compile.machine_for(c, plan.network(c), case.pod)
+    call = build.calls(c, m)["update"]
+    text = call.program.trace(*call.arguments).lower().compile().as_text()
+    beside = collections.defaultdict(list)
+    for body in re.findall(r"^%[\w.-]+ \(.*?^}", text, re.M | re.S):
+        lines = body.splitlines()
+        for i, line in enumerate(lines):
+            if start := re.match(r" +%?(\S+) = .* (all-gather|reduce-scatter)-start\(", line):
+                end = next(
+                    j for j, x in enumerate(lines) if re.search(rf"-done\(.*{start[1]}\)", x)
+                )
+                products = sum(bool(re.search("cublas|triton", x)) for x in lines[i:end])
+                beside[start[2]].append(products)
+    assert sum(n > 1 for n in beside["all-gather"]) >= 2
+    assert sum(n > 0 for n in beside["reduce-scatter"]) >= 1
 
 
 def test_the_command():

@@ -108,8 +108,9 @@ def evaluation(said, desk) -> None:
 
 
 def on_a_gpu(said, desk) -> None:
-    _, inspected, planned, trained, scored, _, eight = said
+    _, inspected, planned, compiled, trained, scored, _, eight = said
     assert re.search(r"^rows +7$", inspected, re.M) and "on h100-1 = h100:1: 1 GPU " in planned
+    assert "on rtx4090-1 = " in compiled  # by arithmetic at least
     assert "done: 2 steps" in trained and "done: 2 steps" in eight
     assert re.search(r"^gsm8k +2 +1 +0 ", scored, re.M) and (desk / "runs/gsm8k_hf").is_dir()
 
