@@ -60,17 +60,38 @@ def test_memory_by_arithmetic_lies_within_10_percent(case):
         assert case.measured * gpu_memory.GIB == pytest.approx(total, rel=0.05)
 
 
+def text_of(case: Case, program: str, **model) -> str:
+    """A program as XLA has scheduled it."""
+    c = gpu_memory.config(case, **model)
+    m = plan_compile.machine_for(c, plan.network(c), case.pod)
+    call = build.calls(c, m)[program]
+    return call.program.trace(*call.arguments).lower().compile().as_text()
+
+
+def computations(text: str) -> dict[str, list[str]]:
+    found = re.findall(r"^%([\w.-]+) \((.*?)^}", text, re.M | re.S)
+    return {name: body.splitlines() for name, body in found}
+
+
+@pytest.mark.parametrize("slots", ["", ", 16 slots"])
+def test_a_token_is_nine_kernels_a_layer_and_copies_nothing(slots):
+    """And the head, the draw and what follows them."""
+    narrow = NARROW | HEADS[128] | dict(head_dim=128, num_layers=8)
+    text = text_of(Case("", "full", 4), f"decode_full{slots}", **narrow)
+    loops = [computations(text)[name] for name in re.findall(r"body=%?([\w.-]+)", text)]
+    of_a_token = max(loops, key=len)
+    called = re.findall(r" = .*? ([\w-]+)\(", "\n".join(of_a_token))
+    counts = collections.Counter(called)
+    assert 8 * 8 < counts["fusion"] + counts["custom-call"] <= 8 * 9 + 17
+    assert not {"copy", "slice", "dynamic-slice", "send", "recv", "infeed"} & {*counts}
+
+
 def test_of_split_weights_the_next_layers_are_gathered_beside_products():
     """By XLA's schedule, forward and back; and gradients are summed up so."""
-    case, wide = Case("", "full", 2, (1, 8, 1)), dict(hidden_size=3584, intermediate_size=18944)
-    wide |= dict(vocab_size=8192, num_layers=4, num_heads=28, num_kv_heads=4, head_dim=128)  # 7B's
-    c = gpu_memory.config(case, **wide)
-    m = plan_compile.machine_for(c, plan.network(c), case.pod)
-    call = build.calls(c, m)["update"]
-    text = call.program.trace(*call.arguments).lower().compile().as_text()
+    wide = dict(hidden_size=3584, intermediate_size=18944, num_heads=28, num_kv_heads=4)  # 7B's
+    wide |= dict(vocab_size=8192, num_layers=4, head_dim=128)
     beside = collections.defaultdict(list)
-    for body in re.findall(r"^%[\w.-]+ \(.*?^}", text, re.M | re.S):
-        lines = body.splitlines()
+    for lines in computations(text_of(Case("", "full", 2, (1, 8, 1)), "update", **wide)).values():
         for i, line in enumerate(lines):
             if start := re.match(r" +%?(\S+) = .* (all-gather|reduce-scatter)-start\(", line):
                 end = next(
