@@ -128,9 +128,11 @@ _ON_GPU = {"xla_gpu_enable_triton_gemm": False}
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _OVER_GPUS = {f"xla_gpu_{kind}_combine_threshold_bytes": 1 << 29 for kind in _KINDS}
 _OVER_GPUS["xla_gpu_enable_latency_hiding_scheduler"] = True
-_AHEAD = ("pipeline", "COLLECTIVE_PIPELINING_MODE_ON"), ("enable_pipelined", True)
-_name, _on = _AHEAD[jax.__version_info__ < (0, 12)]
-_OVER_GPUS |= {f"xla_gpu_{_name}_{kind}": _on for kind in _KINDS}
+if jax.__version_info__ < (0, 12):
+    _OVER_GPUS |= {f"xla_gpu_enable_pipelined_{kind}": True for kind in _KINDS}
+else:
+    _ON = "COLLECTIVE_PIPELINING_MODE_ON"
+    _OVER_GPUS |= {f"xla_gpu_pipeline_{kind}": _ON for kind in _KINDS}
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

@@ -159,13 +159,13 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     gpu = platform == "gpu"
     # The outputs of five products; a GPU keeps what comes into a layer as well.
     dots = (2 + gpu) * D * kept + tokens * ((H * d + kv) / heads + 2 * F / mlp)
-    of_stream, of_heads, of_mlp = NONE[platform]
+    all_D, all_H, all_F = NONE[platform]
     per_layer = {
         "full": D * kept,
         "attention": D * kept + tokens * H * d / heads,
         "dots": dots,
         "dots_attention": dots + tokens * H * d / heads,
-        "none": of_stream * D * kept + tokens * (of_heads * H * d / heads + of_mlp * F / mlp),
+        "none": all_D * D * kept + tokens * (all_H * H * d / heads + all_F * F / mlp),
     }[shape.remat]
     chunk = min(shape.attention_chunk, T)
     of_gpus = ("auto", "cudnn", "triton") if item < 4 else ()
@@ -173,10 +173,8 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     arrays, of_mlp, of_heads, of_stream, _ = KEPT[platform]
     scores = 0 if fused else arrays * 4 * rows * H / heads * chunk * T
     by_triton = paged_triton.fits(16, d) and not shape.shared_prompts
-    kernel = (
-        "cudnn" if config.model.attention == "auto" and not by_triton else config.model.attention
-    )
-    if fused and gpu and kernel == "cudnn":  # the bias of segments
+    without_bias = ("triton", "auto") if by_triton else ("triton",)
+    if fused and gpu and config.model.attention not in without_bias:  # of cuDNN, for segments
         scores = item * rows * min(4096, T) * T
     elif shape.remat == "none" and chunk == T:  # the scores of all layers, not of one chunk
         scores *= L
@@ -186,10 +184,10 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
-    # XLA:GPU has low products' results and their gradients in float32 too.
-    both = 1 + (gpu and item < 4) * 4 / item
-    cell = 4 + (gpu and item < 4) * item
-    head = copied * both + cell * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
+    logit = 4  # bytes
+    if gpu and item < 4:  # XLA:GPU has them, and the head's gradient, in both dtypes
+        copied, logit = copied * (1 + 4 / item), 4 + item
+    head = copied + logit * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     whole = gpu and parts("embed", train, sizes) == 1  # nothing is gathered
     gathered = 1 if whole else 2 if shape.lora else 3
