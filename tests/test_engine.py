@@ -345,7 +345,13 @@ def test_the_last_rows_are_drawn_by_programs_of_few_slots(
 
 
 def test_programs_of_the_last_rows_are_by_the_rows_of_a_shard():
-    sizes = {(4096, 16): (2048, 1024, 256), (512, 8): (128,), (64, 4): (), (96, 2): ()}
+    sizes = {
+        (4096, 16): (2048, 1024, 256),
+        (1024, 1): (512, 256, 128, 64, 16),
+        (512, 8): (128,),
+        (64, 4): (),
+        (96, 2): (),
+    }
     assert {of: schedule.rungs(*of) for of in sizes} == sizes
     assert make_engine(slots=256).rungs == ()  # of a CPU
 

@@ -17,7 +17,7 @@ from benchmarks import gpu, gpu_parts, harness
 from dapo_jax import build, parallel, plan
 from dapo_jax.config import presets
 from dapo_jax.model import qwen2
-from dapo_jax.plan import compile as plan_compile, constants, gpus, report
+from dapo_jax.plan import compile as plan_compile, constants, gpus, report, roofline, simulate
 from dapo_jax.pods import slices, topology
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -108,6 +108,26 @@ def test_the_model_is_within_11_percent_of_what_one_h100_did(one):
     assert {size: [*x] for size, x in gpus.MEASURED.items()} == found
     for x in one["measured"]:
         assert x["here"] == pytest.approx(x["measured"], rel=0.11), x
+
+
+@pytest.mark.parametrize(("size", "shares"), [("0.5B", [0.67, 0.79]), ("1.5B", [0.72, 0.81])])
+def test_a_long_tail_with_many_slots_by_the_model(size, shares):
+    """Of the speed of equal lengths: 2,048 responses, as in the benchmark, and 8,192."""
+    c, slots, pod = presets.paper(), 1024, gpus.parse("h100-1")
+    c.data.max_prompt_tokens, c.rollout.max_response_tokens = 256, 2048
+    c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = slots, 64, 32
+    shape = plan.published(f"Qwen/Qwen2.5-{size}", scan_layers=True, attention="auto")
+    scene = plan.Scene(c, shape, dict(data=1, fsdp=1, tensor=1), pod)
+    values = constants.VALUES | {name: x.value for name, x in gpus._OWN.items()}
+
+    def rate(lengths_Nx1) -> float:
+        trace = simulate.sample(lengths_Nx1, 256, int(lengths_Nx1.max()), scene.sizes)
+        seconds, _ = roofline.sampling(roofline.call(trace, 1, scene), scene, values)
+        return lengths_Nx1.sum() / sum(seconds.values())
+
+    equal = rate(np.full((slots, 1), 512))
+    drawn = (simulate.lengths(plan.Traffic(256, 512), 2048, n * slots, 1) for n in (2, 8))
+    assert [rate(x) / equal for x in drawn] == pytest.approx(shares, abs=0.006)
 
 
 def test_what_is_said_of_a_gpu(one):

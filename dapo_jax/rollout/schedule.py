@@ -47,10 +47,11 @@ class Row:
 
 def rungs(slots: int, shards: int) -> tuple[int, ...]:
     """Slots of the programs for a call's last rows, which TPUs and GPUs have beside the one for all
-    slots: of 128, 64 and 16 rows a shard. On a TPU a token of 256 rows of which 16 are busy takes
-    three times as long as one of 16. None where a shard's rows are no multiple of 32."""
+    slots: of 512, 256, 128, 64 and 16 rows a shard. On a TPU a token of 256 rows of which 16 are
+    busy takes three times as long as one of 16, on a GPU one of 1,024 rows of 1.5B four times as
+    long as one of 256. None where a shard's rows are no multiple of 32."""
     rows = slots // shards
-    return tuple(n * shards for n in (128, 64, 16) if n < rows and rows % 32 == 0)
+    return tuple(n * shards for n in (512, 256, 128, 64, 16) if n < rows and rows % 32 == 0)
 
 
 class Pages:
