@@ -112,7 +112,7 @@ def test_the_model_is_within_11_percent_of_what_one_h100_did(one):
 
 @pytest.mark.parametrize(("size", "shares"), [("0.5B", [0.67, 0.79]), ("1.5B", [0.72, 0.81])])
 def test_a_long_tail_with_many_slots_by_the_model(size, shares):
-    """Of the speed of equal lengths: 2,048 responses, as in the benchmark, and 8,192."""
+    """Its share of the speed of equal lengths: 2,048 responses, as in the benchmark, and 8,192."""
     c, slots, pod = presets.paper(), 1024, gpus.parse("h100-1")
     c.data.max_prompt_tokens, c.rollout.max_response_tokens = 256, 2048
     c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = slots, 64, 32

@@ -18,9 +18,9 @@ FORBIDDEN = {
     "eval()", "exec()", "compile()", "__import__()", "os.system()", "os.popen()",
 }  # fmt: skip
 # Each starts one program, by a list of arguments: of this package, by this Python, or
-# (alarm_command.py) the one that the user's own config names for alarms.
+# (alarm_command.py) the one that the user's own config names for alarms; until_done.py `tee` too.
 STARTERS = {"processes.py", "tokenizer.py", "kernels.py", "alarm_command.py", "workers.py"}
-STARTERS |= {"sandbox.py"}
+STARTERS |= {"sandbox.py", "until_done.py"}
 
 
 def named(node: ast.AST) -> list[str]:
