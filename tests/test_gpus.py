@@ -17,7 +17,7 @@ from benchmarks import gpu, gpu_parts, harness
 from dapo_jax import build, parallel, plan
 from dapo_jax.config import presets
 from dapo_jax.model import qwen2
-from dapo_jax.plan import compile as plan_compile, constants, gpus, report, roofline, simulate
+from dapo_jax.plan import compile as plan_compile, constants, gpus, report, simulate
 from dapo_jax.pods import slices, topology
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -119,12 +119,7 @@ def test_a_long_tail_with_many_slots_by_the_model(size, shares):
     shape = plan.published(f"Qwen/Qwen2.5-{size}", scan_layers=True, attention="auto")
     scene = plan.Scene(c, shape, dict(data=1, fsdp=1, tensor=1), pod)
     values = constants.VALUES | {name: x.value for name, x in gpus._OWN.items()}
-
-    def rate(lengths_Nx1) -> float:
-        trace = simulate.sample(lengths_Nx1, 256, int(lengths_Nx1.max()), scene.sizes)
-        seconds, _ = roofline.sampling(roofline.call(trace, 1, scene), scene, values)
-        return lengths_Nx1.sum() / sum(seconds.values())
-
+    rate = lambda lengths_Nx1: gpus.sampling_rate(lengths_Nx1, 256, scene, values)
     equal = rate(np.full((slots, 1), 512))
     drawn = (simulate.lengths(plan.Traffic(256, 512), 2048, n * slots, 1) for n in (2, 8))
     assert [rate(x) / equal for x in drawn] == pytest.approx(shares, abs=0.006)

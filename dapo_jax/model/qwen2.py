@@ -292,7 +292,7 @@ class Qwen2(nnx.Module):
 
         # A GPU would copy what is kept of a layer into the stack of all, and out again. Where it has
         # only a part of the weights, XLA would gather those of all unrolled layers ahead, and keep
-        # all gradients before it sums them up: 32B and rows of 22,528 took 404 GB a GPU, now 109.
+        # all gradients before it sums them up: 32B and rows of 22,528 took 404 GB a GPU so, 109 in a loop.
         whole = parallel.axis_size("embed") == 1
         unroll = parallel.platform() == "gpu" and whole and self.c.num_layers
         if self.c.remat != "none":

@@ -20,7 +20,7 @@ from dapo_jax import build, parallel
 from dapo_jax.config import validation
 from dapo_jax.model import adapters, qwen2
 from dapo_jax.parallel import Call
-from dapo_jax.plan import gpus, hlo
+from dapo_jax.plan import hlo
 from dapo_jax.plan.footprint import GB
 from dapo_jax.plan.report import filled_in
 from dapo_jax.pods import topology
@@ -36,18 +36,16 @@ _WANTED = {
 
 def no_compiler(pod: Pod) -> str:
     """What is missing to compile for the pod; '' where nothing is."""
-    there = topology.available() if pod.platform == "tpu" else gpus.compiler()
-    return "" if there else f"{_WANTED[pod.platform]}; the arithmetic above stands without it"
+    return (
+        "" if pod.compiler() else f"{_WANTED[pod.platform]}; the arithmetic above stands without it"
+    )
 
 
 def machine_for(config, shape: qwen2.Shape, pod: Pod) -> build.Machine:
     """The config's programs on the described devices of `pod`. ValueError: the mesh cannot be laid
     over them."""
     sizes = validation.resolve_mesh(config, pod.devices)
-    if pod.platform == "gpu":
-        mesh = topology.laid(gpus.devices(pod), sizes)
-    else:
-        mesh = topology.make_mesh(pod.topology, sizes, pod.slices)
+    mesh = topology.laid(pod.described(), sizes)
     # Which ids end a response changes no size.
     return build.assemble(config, mesh, shape, stop_ids=(0, 1))
 
@@ -158,7 +156,7 @@ def check(config, shape: qwen2.Shape, pod: Pod) -> dict[str, Any]:
         "not_compiled": [name for name in calls if name not in out],
         "level": "default" if level == "UNKNOWN" else level,
         "compiler": f"XLA:{pod.platform.upper()}",
-        "versions": topology.versions() if pod.platform == "tpu" else gpus.compiler(),
+        "versions": pod.compiler(),
     }
 
 

@@ -5,7 +5,7 @@
 
 Up to 8 GPUs of a host behind one switch; hosts (2xh100-8) are joined as slices of TPUs are. Memory
 is the same arithmetic with a GPU's cache; seconds rest on one measurement of one H100. XLA:GPU
-compiles for a card that it is only told of (`devices`).
+compiles for a card that it is only told of (`Gpus.described`).
 """
 
 import importlib.metadata
@@ -43,45 +43,6 @@ def _chip(family: str) -> Chip:
 CHIPS = {family: _chip(family) for family in FAMILIES}
 
 
-class Gpus(Pod):
-    """`slices` hosts of `sides[0]` GPUs each."""
-
-    platform = "gpu"
-
-    @property
-    def chip(self) -> Chip:
-        return CHIPS[self.family]
-
-    @property
-    def topology(self) -> str:
-        return f"{self.family}:{self.sides[0]}"
-
-    @property
-    def cloud(self) -> str:
-        """'h100-8', of two hosts '2xh100-8'."""
-        return (f"{self.slices}x" if self.slices > 1 else "") + f"{self.family}-{self.sides[0]}"
-
-    def larger(self) -> list[Pod]:
-        more = (n for n in (2, 4, A_HOST) if n > self.sides[0])
-        hosts = (n for n in (2, 4, 8, 16) if n > self.slices)
-        one = [Gpus(self.family, (n,)) for n in more] if self.slices == 1 else []
-        return one + [Gpus(self.family, (A_HOST,), n) for n in hosts]
-
-
-def parse(name: str) -> Pod:
-    """GPUs or a TPU slice by name. ValueError: there is nothing of that name."""
-    match = re.fullmatch(rf"(?:(\d+)x)?({'|'.join(FAMILIES)})-(\d+)", name)
-    hosts, n = (int(match[1] or 1), int(match[3])) if match else (0, 0)
-    if hosts and n in (1, 2, 4, A_HOST):
-        return Gpus(match[2], (n,), hosts)
-    if match:
-        raise ValueError(f"{name!r}: wants 1, 2, 4 or 8 GPUs a host; hosts stand before: 2xh100-8")
-    try:
-        return slices.parse(name)
-    except ValueError as error:
-        raise ValueError(f"{error}; or GPUs, h100-8: {', '.join(FAMILIES)}") from None
-
-
 # stream_executor's GpuTargetConfigProto. What is a number here is so of all the families.
 _CARD = """
 gpu_device_info {{
@@ -107,19 +68,61 @@ def compiler() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def devices(pod: Gpus) -> list:
-    """Those that programs can be compiled for, without any GPU. ImportError: no XLA:GPU."""
-    if not compiler():
-        raise ImportError("compiling for GPUs needs XLA:GPU: pip install 'jax[cuda13]'")
-    own = {n.partition(".")[0]: c.value for n, c in _OWN.items() if n.endswith(f".{pod.family}")}
-    major, minor = str(own["capability"]).split(".")
-    card = _CARD.format(
-        **own, kind=FAMILIES[pod.family], major=major, minor=minor, core=1024 * own["shared"],
-        block=1024 * (own["shared"] - 1), cache=2**20 * own["l2"], bytes=2**20 * own["memory"],
-    )  # fmt: skip
-    shape = f"1x{pod.slices}x{pod.sides[0]}"  # as PJRT has it: slices, hosts of one, GPUs of one
-    described = topologies.get_topology_desc(platform="cuda", target_config=card, topology=shape)
-    return described.devices
+class Gpus(Pod):
+    """`slices` hosts of `sides[0]` GPUs each."""
+
+    platform = "gpu"
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.family]
+
+    @property
+    def topology(self) -> str:
+        return f"{self.family}:{self.sides[0]}"
+
+    @property
+    def cloud(self) -> str:
+        """'h100-8', of two hosts '2xh100-8'."""
+        return (f"{self.slices}x" if self.slices > 1 else "") + f"{self.family}-{self.sides[0]}"
+
+    def described(self) -> list:
+        if not compiler():
+            raise ImportError("compiling for GPUs needs XLA:GPU: pip install 'jax[cuda13]'")
+        own = {
+            n.partition(".")[0]: c.value for n, c in _OWN.items() if n.endswith(f".{self.family}")
+        }
+        major, minor = str(own["capability"]).split(".")
+        card = _CARD.format(
+            **own, kind=FAMILIES[self.family], major=major, minor=minor, core=1024 * own["shared"],
+            block=1024 * (own["shared"] - 1), cache=2**20 * own["l2"], bytes=2**20 * own["memory"],
+        )  # fmt: skip
+        # As PJRT has it: slices, hosts of one, GPUs of one.
+        how = dict(topology=f"1x{self.slices}x{self.sides[0]}", target_config=card)
+        return topologies.get_topology_desc(platform="cuda", **how).devices
+
+    def compiler(self) -> dict[str, str]:
+        return compiler()
+
+    def larger(self) -> list[Pod]:
+        more = (n for n in (2, 4, A_HOST) if n > self.sides[0])
+        hosts = (n for n in (2, 4, 8, 16) if n > self.slices)
+        one = [Gpus(self.family, (n,)) for n in more] if self.slices == 1 else []
+        return one + [Gpus(self.family, (A_HOST,), n) for n in hosts]
+
+
+def parse(name: str) -> Pod:
+    """GPUs or a TPU slice by name. ValueError: there is nothing of that name."""
+    match = re.fullmatch(rf"(?:(\d+)x)?({'|'.join(FAMILIES)})-(\d+)", name)
+    hosts, n = (int(match[1] or 1), int(match[3])) if match else (0, 0)
+    if hosts and n in (1, 2, 4, A_HOST):
+        return Gpus(match[2], (n,), hosts)
+    if match:
+        raise ValueError(f"{name!r}: wants 1, 2, 4 or 8 GPUs a host; hosts stand before: 2xh100-8")
+    try:
+        return slices.parse(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; or GPUs, h100-8: {', '.join(FAMILIES)}") from None
 
 
 def plan(config, pod: Pod, traffic: Traffic, room: float, with_staleness=False) -> dict[str, Any]:
@@ -146,6 +149,13 @@ MEASURED = {"0.5B": (115_651, 56_706, 110_760), "1.5B": (55_677, 29_457, 45_782)
 _UPDATES = {"0.5B": ("none", 16), "1.5B": ("dots_attention", 8)}
 
 
+def sampling_rate(lengths_Nx1, prompt: int, scene: Scene, k: constants.Values) -> float:
+    """Tokens a second by the model: responses of these lengths after prompts of `prompt` tokens."""
+    trace = simulate.sample(lengths_Nx1, prompt, int(lengths_Nx1.max()), scene.sizes)
+    seconds, _ = roofline.sampling(roofline.call(trace, 1, scene), scene, k)
+    return lengths_Nx1.sum() / sum(seconds.values())
+
+
 def measured() -> list[dict[str, Any]]:
     """Tokens a second that were measured, and by the model with the constants in use."""
     prompt, slots, equal, cap, rows, row = 256, 256, 512, 2048, 64, 2048
@@ -159,11 +169,7 @@ def measured() -> list[dict[str, Any]]:
         remat, c.optim.micro_batch_rows = _UPDATES[size]
         shape = published(f"Qwen/Qwen2.5-{size}", scan_layers=True, remat=remat, attention="auto")
         scene = Scene(c, shape, dict(data=1, fsdp=1, tensor=1), pod)
-        rates = []
-        for lengths_Nx1 in tokens.values():
-            trace = simulate.sample(lengths_Nx1, prompt, int(lengths_Nx1.max()), scene.sizes)
-            seconds, _ = roofline.sampling(roofline.call(trace, 1, scene), scene, VALUES)
-            rates.append(lengths_Nx1.sum() / sum(seconds.values()))
+        rates = [sampling_rate(x_Nx1, prompt, scene, VALUES) for x_Nx1 in tokens.values()]
         pairs = simulate.blocks([row]) * simulate.BLOCK**2 * 4
         packed = Packed(rows // c.optim.micro_batch_rows, 0, rows * row, pairs, 1.0)
         rates.append(rows * row / roofline.training(packed, scene, VALUES)["update"])

@@ -10,6 +10,8 @@ import pathlib
 import re
 from typing import NamedTuple
 
+from dapo_jax.pods import topology
+
 GIB = 2**30
 
 
@@ -106,6 +108,14 @@ class Pod(NamedTuple):
         family = FAMILIES[self.family]
         one = f"{family.cloud}-{math.prod(self.sides) * family.size}"
         return one if self.slices == 1 else f"{self.slices}x{one}"
+
+    def described(self) -> list:
+        """Its devices, for programs that are compiled and not run. ImportError: no compiler."""
+        return topology.devices(self.topology, self.slices)
+
+    def compiler(self) -> dict[str, str]:
+        """The versions that `described` takes; {} where it is not installed."""
+        return topology.versions() if topology.available() else {}
 
     def larger(self) -> list["Pod"]:
         """The larger slices of the family; powers of two, as others hardly divide a batch."""
