@@ -12,7 +12,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from levels import compiled_soon, slow
 from rounding import EPS, assert_near, reference
-from test_qwen2 import QWEN3, oracle_logits
+from test_qwen2 import QWEN3, SEGMENTS, TINY, hidden, oracle_logits
 from test_train import arrays, assert_same_bits, run, small, without_clocks
 from test_update import ALL_ON, RULES, SHAPE, knobs, make_batch, mesh_of, oracle_loss, packed, start
 
@@ -21,6 +21,7 @@ from dapo_jax.config import schema, validation
 from dapo_jax.dapo import update
 from dapo_jax.log import metrics
 from dapo_jax.model import adapters, hf, learner, qwen2
+from dapo_jax.pods import topology
 from dapo_jax.run import policy
 
 LORA = adapters.Lora(4, 10.0, qwen2.LINEAR, "float32")
@@ -73,6 +74,18 @@ def test_merged_equals_the_adapters_forward(shape, targets):
         assert_near((whole, got), want)
     without = qwen2.bind(shape.merged, adapters.base(params))(tokens)
     assert np.abs(logits - without).max() > 0.1  # adapters that say something
+
+
+def test_a_backward_pass_makes_the_adapters_second_products_again():
+    """As large as those of the weights, which alone are kept; by the FLOPs of both passes."""
+    shape = TINY._replace(lora=LORA._replace(rank=3), attention="splash", scan_layers=True)
+    params = model(shape)
+    loss = lambda p, remat: hidden.__wrapped__(shape._replace(remat=remat), p).sum()
+    traced = lambda remat: jax.make_jaxpr(jax.grad(loss), static_argnums=1)(params, remat)
+    flops = lambda remat: topology.matmul_flops(traced(remat).jaxpr)
+    widths = 4 * 4 + 2 * 2 * 4 + 16 + 2 * 24  # q, k and v, o, gate and up; `down` ends a block
+    again = flops("dots_attention") - flops("none")
+    assert again == 2 * SEGMENTS.size * 3 * widths * shape.num_layers
 
 
 @pytest.fixture(scope="module")

@@ -296,7 +296,8 @@ class Qwen2(nnx.Module):
         whole = parallel.axis_size("embed") == 1
         unroll = parallel.platform() == "gpu" and whole and self.c.num_layers
         if self.c.remat != "none":
-            step = jax.checkpoint(step, policy=_KEPT[self.c.remat], prevent_cse=unroll > 1)
+            kept = _but_adapters(_KEPT[self.c.remat], self.c.lora.rank if self.c.lora else 0)
+            step = jax.checkpoint(step, policy=kept, prevent_cse=unroll > 1)
         if self.c.scan_layers:
             return jax.lax.scan(step, x_BxTxD, stacked, unroll=unroll or 1)[0]
         for i in range(self.c.num_layers):
@@ -311,6 +312,20 @@ _KEPT = {  # `config.model.remat` -> what the backward pass does not make again
 }
 _both = jax.checkpoint_policies.save_from_both_policies
 _KEPT["dots_attention"] = _both(_KEPT["dots"], _KEPT["attention"])
+
+
+def _but_adapters(policy, rank: int):
+    """`policy`, which keeps no product over the `rank` numbers that adapters make of a token: it is
+    as large as the product of the weights to which it is added, and made again at once."""
+
+    def kept(primitive, *arrays, **how):
+        if rank and primitive is jax.lax.dot_general_p:
+            (axes, _), _ = how["dimension_numbers"]
+            if [arrays[0].shape[i] for i in axes] == [rank]:
+                return False
+        return policy(primitive, *arrays, **how)
+
+    return kept
 
 
 @jax.custom_vjp
