@@ -32,11 +32,11 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     def part(x, head, targets, temperature):
         x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
         head = jax.lax.all_gather(head, over_D, axis=0, tiled=True) if over_D else head
-        head_f32, dtype = head.astype(jnp.float32), head.dtype
+        grads_at = head.astype(jnp.float32)
         first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
 
         def stats(x_RxcxD, targets_Rxc):
-            logits_RxcxV = qwen2.logits(x_RxcxD, head_f32.astype(dtype)) / temperature
+            logits_RxcxV = qwen2.logits(x_RxcxD, _summed_at(grads_at, head)) / temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
             top = checkpoint_name(jax.lax.pmax(top, over_V) if over_V else top, _SAVED)
             shifted = logits_RxcxV - top
@@ -58,6 +58,18 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     in_axes = (("batch", "sequence", None), ("embed", "vocab"), rows, ())
     split = parallel.per_shard(part, in_axes, HeadStats(rows, rows))
     return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
+
+
+@jax.custom_vjp
+def _summed_at(grads_at, head):
+    """`head`, whose gradient goes to the float32 array `grads_at`, which nothing reads. Each
+    chunk's backward pass would convert `grads_at.astype(head.dtype)` again."""
+    return head
+
+
+_summed_at.defvjp(
+    lambda grads_at, head: (head, None), lambda _, grad: (grad.astype(jnp.float32), None)
+)
 
 
 def in_chunks(stats, x_RxTxD, targets_RxT, chunk: int) -> HeadStats:
