@@ -86,6 +86,19 @@ def test_a_token_is_nine_kernels_a_layer_and_copies_nothing(slots):
     assert not {"copy", "slice", "dynamic-slice", "send", "recv", "infeed"} & {*counts}
 
 
+def test_an_update_copies_neither_adapters_into_weights_nor_the_head():
+    """XLA would make one product of an adapter's and the base's, which it puts side by side first.
+    A chunk of cells reads the head's weights, and does not make them of a float32 copy."""
+    narrow = NARROW | HEADS[128] | dict(head_dim=128)
+    text = text_of(Case("", "none", 2, rank=32), "update", **narrow)
+    made = {*re.findall(r"= \(?(\w+\[[\d,]*\]).* (?:fusion|copy|custom-call)\(", text)}
+    rank, D, F, V = 32, 512, 1536, 8192
+    assert f"bf16[4096,{F}]" in made
+    assert not {f"bf16[{D},{F + n * rank}]" for n in (1, 2)} & made
+    assert f"bf16[{F + rank},{D}]" not in made
+    assert not re.search(rf"bf16\[{D},{V}\].* fusion\(.*calls=%wrapped_convert", text)
+
+
 def test_of_split_weights_the_next_layers_are_gathered_beside_products():
     """By XLA's schedule, forward and back; and gradients are summed up so."""
     wide = dict(hidden_size=3584, intermediate_size=18944, num_heads=28, num_kv_heads=4)  # 7B's

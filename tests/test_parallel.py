@@ -63,7 +63,7 @@ def test_options_of_a_program(monkeypatch):
     """GPUs alone have to be told to add up in one order, whatever else they are told."""
     said = lambda kind: [parallel.compiler_options(described(kind), x) for x in (False, True)]
     ordered = {"xla_gpu_exclude_nondeterministic_ops": True}
-    cublas = {"xla_gpu_enable_triton_gemm": False}
+    cublas = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
     assert said("gpu") == [cublas, cublas | ordered]
     assert said("tpu") == [None, None]
     monkeypatch.delenv("XLA_FLAGS", raising=False)

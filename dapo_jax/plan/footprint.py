@@ -171,6 +171,7 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     of_gpus = ("auto", "cudnn", "triton") if item < 4 else ()
     fused = config.model.attention in (("auto", "splash") if platform == "tpu" else of_gpus)
     arrays, of_mlp, of_heads, of_stream, _ = KEPT[platform]
+    of_mlp += 3 * (gpu and shape.lora is not None)  # of adapters, beside those of the weights
     scores = 0 if fused else arrays * 4 * rows * H / heads * chunk * T
     by_triton = paged_triton.fits(16, d) and not shape.shared_prompts
     without_bias = ("triton", "auto") if by_triton else ("triton",)
@@ -185,14 +186,14 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
     copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
     logit = 4  # bytes
-    if gpu and item < 4:  # XLA:GPU has them, and the head's gradient, in both dtypes
-        copied, logit = copied * (1 + 4 / item), 4 + item
+    if gpu and item < 4:  # XLA:GPU has them, and the gradient of a head that is trained, in both
+        copied, logit = copied / 2 * (1 if shape.lora else 1 + 4 / item), 4 + item
     head = copied + logit * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     whole = gpu and parts("embed", train, sizes) == 1  # nothing is gathered
     gathered = 1 if whole else 2 if shape.lora else 3
     # Weights that stay as they are are cut out of the stack of layers, all of them at once.
-    cut = L if whole and shape.lora and shape.remat != "none" else 0
+    cut = L if whole and shape.lora else 0
     # Trained weights whose compute copy is float32.
     raised = 0 if shape.lora else wide / math.prod(parts(a, train, sizes) for a in HEAD)
     return {
