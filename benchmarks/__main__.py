@@ -30,6 +30,7 @@ BENCHMARKS = {
     "diagnose": Benchmark(),
     "drafts": Benchmark(cores=1),
     "gpu": Benchmark(("jax",)),
+    "gpu_kernels": Benchmark(("jax",)),
     "gpu_memory": Benchmark(("jax",)),
     "half_billion": Benchmark(("jax", "transformers", "torch")),
     "ladder": Benchmark(("jax", "flax")),

@@ -65,7 +65,8 @@ def card() -> dict[str, str]:
 # Remat and rows of a pass: what fits into 80 GB, the quickest last.
 UPDATES = {
     "0.5B": (("dots_attention", 8), ("none", 16)), "1.5B": (("full", 8), ("dots_attention", 8)),
-    "7B": (("dots_attention", 2), ("none", 2)), "tiny": (("full", 4), ("dots_attention", 8)),
+    "7B": (("dots_attention", 4), ("none", 2), ("none", 4)),
+    "tiny": (("full", 4), ("dots_attention", 8)),
 }  # fmt: skip
 
 

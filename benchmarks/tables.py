@@ -45,7 +45,7 @@ TOPICS = {
             "cache_dtype", "checkpoint_cost", "drafts_kept", "drafts",
         ),
     ),
-    "gpu": Topic("On a GPU", ("gpu", "gpu_parts", "gpu_memory", "gpu_bits")),
+    "gpu": Topic("On a GPU", ("gpu", "gpu_parts", "gpu_kernels", "gpu_memory", "gpu_bits")),
     "pods": Topic(
         "On pods, by the compiler and the cost model",
         (

@@ -11,8 +11,8 @@ configs/one_chip.py, or --config.optim.micro_batch_rows=1 --config.model.remat=f
 By the arithmetic of `python -m dapo_jax.plan --topology=h100-1` (h100-8; nothing run): GB of a
 GPU's 77.0 while sampling and while updating; seconds of a step, if responses have 128 tokens:
 
-    gpus.py:1    13.1   26.7   4.5
-    gpus.py:8    10.3   26.7   4.1
+    gpus.py:1    13.1   25.9   4.5
+    gpus.py:8    10.3   25.9   4.1
 """
 
 from dapo_jax.config import presets

@@ -13,7 +13,7 @@ import pytest
 from levels import compiled_soon
 from scripts import executable, on_path
 
-from benchmarks import gpu, gpu_parts, harness
+from benchmarks import gpu, gpu_kernels, gpu_parts, harness
 from dapo_jax import build, parallel, plan
 from dapo_jax.config import presets
 from dapo_jax.model import qwen2
@@ -215,3 +215,54 @@ def test_each_part_for_a_gpu_runs_here_in_a_tiny_size(part, tmp_path):
         "kernels": {"skipped"}, "peers": {"skipped"},
     }[part]  # fmt: skip
     assert "broke" not in found and all(found[name] for name in numbers), found
+
+
+COMPILED = """
+%one_layer (p: bf16[3,64,32], i: s32[]) -> bf16[64,32] {
+  %p = bf16[3,64,32]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %d = bf16[1,64,32]{2,1,0} dynamic-slice(%p, %i, %i, %i), dynamic_slice_sizes={1,64,32}
+}
+
+%into_all (q: f32[3,64], r: f32[1,64], j: s32[]) -> f32[3,64] {
+  %q = f32[3,64]{1,0} parameter(0)
+  %r = f32[1,64]{1,0} parameter(1)
+  %j = s32[] parameter(2)
+  ROOT %u = f32[3,64]{1,0} dynamic-update-slice(%q, %r, %j, %j)
+}
+
+%body (t: STATE) -> STATE {
+  %t = STATE parameter(0)
+  %n = s32[] get-tuple-element(%t), index=0
+  %w = bf16[3,64,32]{2,1,0} get-tuple-element(%t), index=1
+  %x = bf16[16,64]{1,0} get-tuple-element(%t), index=2
+  %f = bf16[1,64,32]{2,1,0} fusion(%w, %n), kind=kLoop, calls=%one_layer
+  %c = (bf16[16,32]{1,0}, s8[8]{0}) custom-call(%x, %f), custom_call_target="__cublas$lt$matmul"
+  %s = f32[3,64]{1,0} get-tuple-element(%t), index=3
+  %g = f32[3,64]{1,0} fusion(%s, %s, %n), kind=kLoop, calls=%into_all
+  ROOT %o = STATE tuple(%n, %w, %x, %g)
+}
+
+%condition (v: STATE) -> pred[] {
+  %v = STATE parameter(0)
+  ROOT %l = pred[] constant(true)
+}
+
+ENTRY %main (a: f32[100]) -> f32[100] {
+  %a = f32[100]{0} parameter(0)
+  %z = STATE tuple()
+  %k = STATE while(%z), condition=%condition, body=%body, known={"known_trip_count":{"n":"5"}}
+  ROOT %y = f32[100]{0} copy(%a)
+}
+""".replace("STATE", "(s32[], bf16[3,64,32]{2,1,0}, bf16[16,64]{1,0}, f32[3,64]{1,0})")
+
+
+def test_kernels_of_a_compiled_update():
+    """A slice counts as what it takes, a place in a stack as nothing."""
+    inside, around = gpu_kernels.kernels(COMPILED)
+    layer, rows, product = 64 * 32 * 2, 16 * 64 * 2, 16 * 32 * 2
+    assert [(n, x.name, x.bytes) for n, x in inside] == [
+        (5, "f", 2 * layer + 4), (5, "c", layer + rows + product + 8), (5, "g", 0)
+    ]  # fmt: skip
+    assert [x.flops for _, x in inside] == [0, 2 * 16 * 64 * 32, 0]
+    assert [(x.name, x.bytes, x.flops) for x in around] == [("y", 800, 0)]
