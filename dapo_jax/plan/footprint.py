@@ -192,8 +192,9 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
     whole = gpu and parts("embed", train, sizes) == 1  # nothing is gathered
     gathered = 1 if whole else 2 if shape.lora else 3
-    # Weights that stay as they are are cut out of the stack of layers, all of them at once.
-    cut = L if whole and shape.lora else 0
+    # Weights that stay as they are are cut out of the stack of layers, all of them at once; with
+    # 'none' some are cut out again where memory is short.
+    cut = L * (0.8 if shape.remat == "none" else 1) if whole and shape.lora else 0
     # Trained weights whose compute copy is float32.
     raised = 0 if shape.lora else wide / math.prod(parts(a, train, sizes) for a in HEAD)
     return {
