@@ -78,6 +78,13 @@ def compiled(c, pod) -> dict[str, dict]:
     return {n: plan_compile.program(n, calls[n], kept[n], m, pod) for n in PROGRAMS}
 
 
+def text(case: Case, program: str, **model) -> str:
+    """A program as XLA:GPU has scheduled it."""
+    c = config(case, **model)
+    call = build.calls(c, plan_compile.machine_for(c, plan.network(c), case.pod))[program]
+    return call.program.trace(*call.arguments).lower().compile().as_text()
+
+
 def by_both(case: Case) -> dict[str, tuple[float, float]]:
     """{'sampling', 'updating': bytes by the compiler and by arithmetic}."""
     c = config(case)
@@ -89,11 +96,17 @@ def by_both(case: Case) -> dict[str, tuple[float, float]]:
     return {what: (total, peaks[what]) for what, total in totals.items()}
 
 
+def compiler(benchmark: str) -> str:
+    """What compiles, for a table's note. SystemExit: XLA:GPU is not installed."""
+    if not (versions := gpus.compiler()):
+        sys.exit(f"error: python -m benchmarks {benchmark}: no XLA:GPU here (jax[cuda13])")
+    jax.config.update("jax_platforms", "cpu")  # which has nothing to do here
+    return f"Compiler: {', '.join(f'{name} {x}' for name, x in versions.items())}."
+
+
 def measure(args) -> list[Table]:
     """SystemExit: XLA:GPU is not installed."""
-    if not (versions := gpus.compiler()):
-        sys.exit("error: python -m benchmarks gpu_memory: no XLA:GPU here (jax[cuda13])")
-    jax.config.update("jax_platforms", "cpu")  # which has nothing to do here
+    said = compiler("gpu_memory")
     table = Table(
         "Qwen2.5", "update, GiB", "by arithmetic", "measured", "sampling, GiB", "by arithmetic"
     )
@@ -103,5 +116,5 @@ def measure(args) -> list[Table]:
         measured = share(case.measured * GIB, update) if case.measured else ""
         cells = f"{update / GIB:.1f}", share(of_update, update), measured
         table.row(case, *cells, f"{sampling / GIB:.1f}", share(of_sampling, sampling))
-    table.note(f"Compiler: {', '.join(f'{name} {x}' for name, x in versions.items())}.")
+    table.note(said)
     return [table]

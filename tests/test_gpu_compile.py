@@ -12,8 +12,7 @@ from scripts import ROOT
 
 from benchmarks import gpu_memory
 from benchmarks.gpu_memory import Case
-from dapo_jax import build, plan
-from dapo_jax.plan import compile as plan_compile, gpus
+from dapo_jax.plan import gpus, hlo
 
 pytestmark = [
     pytest.mark.skipif(not gpus.compiler(), reason="XLA:GPU is not installed (jax[cuda13])"),
@@ -60,25 +59,13 @@ def test_memory_by_arithmetic_lies_within_10_percent(case):
         assert case.measured * gpu_memory.GIB == pytest.approx(total, rel=0.05)
 
 
-def text_of(case: Case, program: str, **model) -> str:
-    """A program as XLA has scheduled it."""
-    c = gpu_memory.config(case, **model)
-    m = plan_compile.machine_for(c, plan.network(c), case.pod)
-    call = build.calls(c, m)[program]
-    return call.program.trace(*call.arguments).lower().compile().as_text()
-
-
-def computations(text: str) -> dict[str, list[str]]:
-    found = re.findall(r"^%([\w.-]+) \((.*?)^}", text, re.M | re.S)
-    return {name: body.splitlines() for name, body in found}
-
-
 @pytest.mark.parametrize("slots", ["", ", 16 slots"])
 def test_a_token_is_nine_kernels_a_layer_and_copies_nothing(slots):
     """And the head, the draw and what follows them."""
     narrow = NARROW | HEADS[128] | dict(head_dim=128, num_layers=8)
-    text = text_of(Case("", "full", 4), f"decode_full{slots}", **narrow)
-    loops = [computations(text)[name] for name in re.findall(r"body=%?([\w.-]+)", text)]
+    text = gpu_memory.text(Case("", "full", 4), f"decode_full{slots}", **narrow)
+    known, _ = hlo.computations(text)
+    loops = [known[name].values() for name in re.findall(r"body=%?([\w.-]+)", text)]
     of_a_token = max(loops, key=len)
     called = re.findall(r" = .*? ([\w-]+)\(", "\n".join(of_a_token))
     counts = collections.Counter(called)
@@ -90,7 +77,7 @@ def test_an_update_copies_neither_adapters_into_weights_nor_the_head():
     """XLA would make one product of an adapter's and the base's, which it puts side by side first.
     A chunk of cells reads the head's weights, and does not make them of a float32 copy."""
     narrow = NARROW | HEADS[128] | dict(head_dim=128)
-    text = text_of(Case("", "none", 2, rank=32), "update", **narrow)
+    text = gpu_memory.text(Case("", "none", 2, rank=32), "update", **narrow)
     made = {*re.findall(r"= \(?(\w+\[[\d,]*\]).* (?:fusion|copy|custom-call)\(", text)}
     rank, D, F, V = 32, 512, 1536, 8192
     assert f"bf16[4096,{F}]" in made
@@ -104,9 +91,11 @@ def test_of_split_weights_the_next_layers_are_gathered_beside_products():
     wide = dict(hidden_size=3584, intermediate_size=18944, num_heads=28, num_kv_heads=4)  # 7B's
     wide |= dict(vocab_size=8192, num_layers=4, head_dim=128)
     beside = collections.defaultdict(list)
-    for lines in computations(text_of(Case("", "full", 2, (1, 8, 1)), "update", **wide)).values():
+    text = gpu_memory.text(Case("", "full", 2, (1, 8, 1)), "update", **wide)
+    known, entry = hlo.computations(text)
+    for lines in ([*body.values()] for name, body in known.items() if name != entry):
         for i, line in enumerate(lines):
-            if start := re.match(r" +%?(\S+) = .* (all-gather|reduce-scatter)-start\(", line):
+            if start := re.match(r"%?(\S+) = .* (all-gather|reduce-scatter)-start\(", line):
                 end = next(
                     j for j, x in enumerate(lines) if re.search(rf"-done\(.*{start[1]}\)", x)
                 )

@@ -296,7 +296,8 @@ class Qwen2(nnx.Module):
         whole = parallel.axis_size("embed") == 1
         unroll = parallel.platform() == "gpu" and whole and self.c.num_layers
         if self.c.remat != "none":
-            kept = _but_adapters(_KEPT[self.c.remat], self.c.lora.rank if self.c.lora else 0)
+            kept = _KEPT[self.c.remat]
+            kept = _but_adapters(kept, self.c.lora.rank) if self.c.lora else kept
             step = jax.checkpoint(step, policy=kept, prevent_cse=unroll > 1)
         if self.c.scan_layers:
             return jax.lax.scan(step, x_BxTxD, stacked, unroll=unroll or 1)[0]
@@ -319,7 +320,7 @@ def _but_adapters(policy, rank: int):
     as large as the product of the weights to which it is added, and made again at once."""
 
     def kept(primitive, *arrays, **how):
-        if rank and primitive is jax.lax.dot_general_p:
+        if primitive is jax.lax.dot_general_p:
             (axes, _), _ = how["dimension_numbers"]
             if [arrays[0].shape[i] for i in axes] == [rank]:
                 return False

@@ -7,6 +7,7 @@ What stands in a loop is done again for every token, layer or micro-batch, so on
 more than all that surrounds the loop.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -110,8 +111,14 @@ def instructions(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
     """(bytes of an array, operation, line) for every array that comes out of an instruction."""
     for line in lines:
         if kind := _INSTRUCTION.match(line):
-            for array in _ARRAY.finditer(kind[1]):
-                yield _bytes(array), kind[2], line
+            for size, _ in arrays(line):
+                yield size, kind[2], line
+
+
+def arrays(line: str) -> list[tuple[int, int]]:
+    """(bytes, numbers) of every array that comes out of an instruction."""
+    kind = _INSTRUCTION.match(line)
+    return [(_bytes(x), _numbers(x)) for x in _ARRAY.finditer(kind[1])] if kind else []
 
 
 def collectives(hlo: str) -> dict[str, Moved]:
@@ -150,6 +157,8 @@ def _key(line: str) -> tuple[str, ...] | None:
 
 def _bytes(array: re.Match) -> int:
     bits = _BITS.get(array[1]) or int(array[1][1:])
-    for n in filter(None, array[2].split(",")):
-        bits *= int(n)
-    return -(-bits // 8)
+    return -(-bits * _numbers(array) // 8)
+
+
+def _numbers(array: re.Match) -> int:
+    return math.prod(int(n) for n in array[2].split(",") if n)
