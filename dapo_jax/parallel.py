@@ -111,7 +111,9 @@ def compiler_options(mesh: Mesh, same_bits=False) -> dict[str, Any] | None:
     platform, flags = mesh.devices.flat[0].platform, os.environ.get("XLA_FLAGS", "")
     options, wanted = dict(_ON_CPU) if platform == "cpu" else {}, {}
     if platform == "gpu":
-        options |= _ON_GPU | (_OVER_GPUS if mesh.devices.size > 1 else {})
+        n = mesh.devices.size
+        options |= _ON_GPU | (_OVER_GPUS if n > 1 else {})
+        options |= _OF_WHOLE_WEIGHTS if n == 1 or mesh.shape["data"] == n else {}
         wanted = {"xla_gpu_exclude_nondeterministic_ops": True} if same_bits else {}
     return {name: x for name, x in options.items() if name not in flags} | wanted or None
 
@@ -121,9 +123,12 @@ def compiler_options(mesh: Mesh, same_bits=False) -> dict[str, Any] | None:
 _ON_CPU = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 512}
 
 # Products by cuBLAS: XLA's Triton adds a pass over the logits, 8 % of an update of 0.5B on H100.
+_ON_GPU = {"xla_gpu_enable_triton_gemm": False}
+
 # None are merged: of adapters' and the base's XLA would make one, and copy both weights, and the
-# result, to and from it (unmeasured; by bytes and FLOPs 5 % of an update of 7B).
-_ON_GPU = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+# result, to and from it (unmeasured; by bytes and FLOPs 5 % of an update of 7B). Where weights are
+# split, jax 0.12 would then gather them beside fewer products.
+_OF_WHOLE_WEIGHTS = {"xla_gpu_dot_merger_threshold_mb": 0}
 
 # Unmeasured. Collectives run beside products, one for all the weights of a layer, and in a loop
 # over layers beside those of the layer before: otherwise, by XLA's schedule, beside none.

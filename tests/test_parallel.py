@@ -67,10 +67,13 @@ def test_options_of_a_program(monkeypatch):
     assert said("gpu") == [cublas, cublas | ordered]
     assert said("tpu") == [None, None]
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    pair = SimpleNamespace(devices=np.repeat(described("gpu").devices, 2))
+    pair = SimpleNamespace(devices=np.repeat(described("gpu").devices, 2), shape=dict(data=2))
     told = parallel.compiler_options(pair, same_bits=True)
     hidden = "xla_gpu_enable_latency_hiding_scheduler"
     assert told[hidden] and told.items() > (cublas | ordered).items()
+    split = SimpleNamespace(devices=pair.devices, shape=dict(data=1, fsdp=2))
+    merged = told.items() - parallel.compiler_options(split, same_bits=True).items()
+    assert dict(merged) == {"xla_gpu_dot_merger_threshold_mb": 0}
     monkeypatch.setenv("XLA_FLAGS", f"--{hidden}=false")
     assert told == {hidden: True} | parallel.compiler_options(pair, same_bits=True)
     monkeypatch.delenv("XLA_FLAGS")
@@ -84,7 +87,7 @@ def test_options_of_a_program(monkeypatch):
 
 def test_this_jaxlib_knows_the_options_of_gpus():
     """XLA's compilers share their options: that for CPUs, too, refuses a name or value."""
-    pair = SimpleNamespace(devices=np.repeat(described("gpu").devices, 2))
+    pair = SimpleNamespace(devices=np.repeat(described("gpu").devices, 2), shape=dict(data=2))
     told = parallel.compiler_options(pair, same_bits=True)
     program = jax.jit(lambda x: x + 1).lower(1.0)
     assert program.compile(compiler_options=told)(1.0) == 2
