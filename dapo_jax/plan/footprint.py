@@ -23,7 +23,7 @@ HEAD = "vocab", "embed"  # the axes of the output weights
 # Arrays of scores; F, H d and D of a cell in a block's backward pass; F of a cell in a prefill.
 KEPT = {"tpu": (2, 6, 8, 3, 3), "gpu": (3, 4, 4, 2, 2)}
 # With remat 'none': D, H d and F of a cell and layer.
-NONE = {"tpu": (8, 6, 4), "gpu": (4, 3.5, 3)}
+NONE = {"tpu": (8, 6, 4), "gpu": (4, 3.5, 3), "gpu, float32": (6, 5, 3)}
 
 
 def parts(axis: str, rules, sizes) -> int:
@@ -159,7 +159,7 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     gpu = platform == "gpu"
     # The outputs of five products; a GPU keeps what comes into a layer as well.
     dots = (2 + gpu) * D * kept + tokens * ((H * d + kv) / heads + 2 * F / mlp)
-    all_D, all_H, all_F = NONE[platform]
+    all_D, all_H, all_F = NONE[platform + ", float32" * (gpu and item == 4)]
     per_layer = {
         "full": D * kept,
         "attention": D * kept + tokens * H * d / heads,
