@@ -75,7 +75,8 @@ def test_a_token_is_nine_kernels_a_layer_and_copies_nothing(slots):
 
 def test_an_update_copies_neither_adapters_into_weights_nor_the_head():
     """XLA would make one product of an adapter's and the base's, which it puts side by side first.
-    A chunk of cells reads the head's weights, and does not make them of a float32 copy."""
+    A chunk of cells reads the head's weights, and does not make them of a float32 copy. Queries lie
+    between products and attention as both have them, one token after the other."""
     narrow = NARROW | HEADS[128] | dict(head_dim=128)
     text = gpu_memory.text(Case("", "none", 2, rank=32), "update", **narrow)
     made = {*re.findall(r"= \(?(\w+\[[\d,]*\]).* (?:fusion|copy|custom-call)\(", text)}
@@ -84,6 +85,7 @@ def test_an_update_copies_neither_adapters_into_weights_nor_the_head():
     assert not {f"bf16[{D},{F + n * rank}]" for n in (1, 2)} & made
     assert f"bf16[{F + rank},{D}]" not in made
     assert not re.search(rf"bf16\[{D},{V}\].* fusion\(.*calls=%wrapped_convert", text)
+    assert "bf16[2,2048,4,128]" in made and "bf16[2,4,2048,128]" not in made
 
 
 def test_of_split_weights_the_next_layers_are_gathered_beside_products():

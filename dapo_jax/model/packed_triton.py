@@ -37,15 +37,18 @@ def attend(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, saved: str) -> jax.Arr
     return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
 
 
-def _padded(saved, q, k, v, segments_BxT):
-    T = q.shape[2]
-    q, k, v = (jnp.pad(x, ((0, 0), (0, 0), (0, -T % _MOST), (0, 0))) for x in (q, k, v))
-    return _attend(saved, q, k, v, jnp.pad(segments_BxT, ((0, 0), (0, -T % _MOST))))[:, :, :T]
+def _padded(saved, *given):
+    """Kernels read and write [B, T, heads, d], as the products before and after them do."""
+    *heads, segments_BxT = given
+    T = segments_BxT.shape[1]
+    pad = (0, 0), (0, -T % _MOST)
+    q, k, v = (jnp.pad(x.swapaxes(1, 2), (*pad, (0, 0), (0, 0))) for x in heads)
+    return _attend(saved, q, k, v, jnp.pad(segments_BxT, pad))[:, :T].swapaxes(1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(saved, q, k, v, segments):
-    return _forward(saved, q, k, v, segments)[0]
+def _attend(saved, q_BxTxHxd, k_BxTxKxd, v_BxTxKxd, segments_BxT):
+    return _forward(saved, q_BxTxHxd, k_BxTxKxd, v_BxTxKxd, segments_BxT)[0]
 
 
 def _spans(segments_BxT, step: int):
@@ -62,12 +65,13 @@ def _spans(segments_BxT, step: int):
 
 def _call(kernel, name: str, q, k, by_keys: bool, given, outs, products: int):
     """Run `kernel` for each block of queries and head, or (by_keys) of keys and key/value head.
-    given, outs: (array or shape, what a program sees of it: 'row', 'block', 'numbers' of a row's
-    blocks, 'tokens' of a row). products: how many it makes for a query and a key."""
+    given, outs: (array or shape, what a program sees of it: 'row' or 'block' of [B, T, heads, d] or
+    [B, heads, T], 'numbers' of a row's blocks, 'tokens' of a row). products: how many a query and a
+    key take."""
     from jax.experimental import pallas as pl  # here: see paged_kernel.py
     from jax.experimental.pallas import triton
 
-    (B, H, T, d), K = q.shape, k.shape[1]
+    (B, T, H, d), K = q.shape, k.shape[2]
     heads, G = (K if by_keys else H), H // K
 
     def spec(x, sees):
@@ -75,13 +79,13 @@ def _call(kernel, name: str, q, k, by_keys: bool, given, outs, products: int):
             return pl.BlockSpec((None, x.shape[1]), lambda i, h, b: (b, 0))
         most = _OWN if sees == "block" else T
         at = (lambda i: i) if sees == "block" else (lambda i: 0)
-        each = x.shape[1] // heads  # query heads of a program's key/value head
-        count = None if x.shape[1] <= heads else each
-        head = (lambda h: h // G) if x.shape[1] < heads else (lambda h: h)
-        rest = x.shape[3:]
-        return pl.BlockSpec(
-            (None, count, most, *rest), lambda i, h, b: (b, head(h), at(i), *[0] * len(rest))
-        )
+        by_token = len(x.shape) == 4
+        n = x.shape[2 if by_token else 1]
+        count = None if n <= heads else n // heads  # query heads of a program's key/value head
+        head = (lambda h: h // G) if n < heads else (lambda h: h)
+        if by_token:
+            return pl.BlockSpec((None, most, count, d), lambda i, h, b: (b, at(i), head(h), 0))
+        return pl.BlockSpec((None, count, most), lambda i, h, b: (b, head(h), at(i)))
 
     return pl.pallas_call(
         functools.partial(kernel, b=_step(d)),
@@ -114,10 +118,10 @@ def _scores(product, q_axd, k_bxd, query, key, q_segments, k_segments):
     return jnp.where(seen, scores, _MASKED)
 
 
-def _at(ref, i, size: int, *before):
+def _at(ref, i, size: int):
     from jax.experimental import pallas as pl
 
-    return ref[(*before, pl.ds(i * size, size))]
+    return ref[pl.ds(i * size, size)]
 
 
 def _forward_kernel(q_ref, k_ref, v_ref, segments_ref, first_ref, y_ref, lse_ref, *, b):
@@ -143,7 +147,8 @@ def _forward_kernel(q_ref, k_ref, v_ref, segments_ref, first_ref, y_ref, lse_ref
 
 def _forward(saved, q, k, v, segments):
     first, _ = _spans(segments, _step(q.shape[3]))
-    lse = jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
+    B, T, H, _ = q.shape
+    lse = jax.ShapeDtypeStruct((B, H, T), jnp.float32)
     given = (q, "block"), (k, "row"), (v, "row"), (segments, "tokens"), (first, "numbers")
     outs = (jax.ShapeDtypeStruct(q.shape, q.dtype), "block"), (lse, "block")
     y, lse = _call(_forward_kernel, "packed_forward", q, k, False, given, outs, 2)
@@ -187,8 +192,9 @@ def _keys_kernel(
         head = () if G == 1 else (g,)
 
         def step(i, carry):
-            dk, dv = carry
-            q, do, lse, delta = (_at(x, i, b, *head) for x in (q_ref, do_ref, lse_ref, delta_ref))
+            (dk, dv), some = carry, pl.ds(i * b, b)
+            q, do = (x[(some, *head)] for x in (q_ref, do_ref))
+            lse, delta = (x[(*head, some)] for x in (lse_ref, delta_ref))
             scores = _scores(product, q, k, i * b, j * _OWN, _at(segments_ref, i, b), mine)
             weights, ds = _grad_scores(product, scores, lse, do, v, delta)
             return dk + product(ds.T, q), dv + product(weights.T, do)
@@ -204,7 +210,7 @@ def _keys_kernel(
 def _backward(saved, kept, do):
     q, k, v, segments, y, lse = kept
     first, last = _spans(segments, _step(q.shape[3]))
-    delta = (do.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1)
+    delta = (do.astype(jnp.float32) * y.astype(jnp.float32)).sum(-1).swapaxes(1, 2)
     like = lambda x: (jax.ShapeDtypeStruct(x.shape, x.dtype), "block")
     rows = (segments, "tokens")
     given = (q, "block"), (k, "row"), (v, "row"), rows, (first, "numbers")
@@ -212,7 +218,7 @@ def _backward(saved, kept, do):
     (dq,) = _call(_queries_kernel, "packed_queries", q, k, False, given, [like(q)], 3)
     given = (q, "row"), (k, "block"), (v, "block"), rows, (last, "numbers")
     given += (do, "row"), (lse, "row"), (delta, "row")
-    kernel = functools.partial(_keys_kernel, G=q.shape[1] // k.shape[1])
+    kernel = functools.partial(_keys_kernel, G=q.shape[2] // k.shape[2])
     dk, dv = _call(kernel, "packed_keys", q, k, True, given, [like(k), like(v)], 4)
     return dq, dk, dv, None
 
