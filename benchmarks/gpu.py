@@ -111,7 +111,8 @@ def sample_ours(size: str, repeats: int, slots: int = 0) -> dict:
 def update_ours(size: str, repeats: int, remat="full", micro_rows=4, rank=0, norm=False) -> dict:
     """rank: of adapters, 0 = all weights are trained. norm: say the gradient's norm too."""
     lora = adapters.Lora(rank, 16.0, ("q", "k", "v", "o", "gate", "up", "down"), "bfloat16")
-    shape, s = shape_of(size)._replace(remat=remat, lora=lora if rank else None), setting(size)
+    s, lora = setting(size), lora if rank else None
+    shape = shape_of(size)._replace(remat=remat, lora=lora, head_chunk=s.row)
     made = sides.trainer(shape, "bfloat16")
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 1000, (s.rows, s.row))

@@ -29,11 +29,13 @@ class Case(NamedTuple):
     rows: int  # of a pass, on each part of the batch
     mesh: tuple[int, int, int] = (1, 1, 1)
     rank: int = 0
+    head_chunk: int = 1024  # tokens; 2,048 = whole rows, whose logits are kept
     measured: float = 0  # GiB of the update
 
     def __str__(self):
         split = "" if self.mesh == (1, 1, 1) else f", mesh {' x '.join(map(str, self.mesh))}"
-        return f"{self.size}, {self.remat}, passes of {self.rows}{split}"
+        kept = ", logits kept" if self.head_chunk >= Setting().row else ""
+        return f"{self.size}, {self.remat}, passes of {self.rows}{kept}{split}"
 
     @property
     def pod(self) -> gpus.Gpus:
@@ -50,6 +52,8 @@ CASES = (
     Case("7B", "full", 8, rank=32), Case("7B", "full", 2, (1, 8, 1)),
     Case("7B", "dots_attention", 2, (1, 8, 1)), Case("7B", "full", 2, (1, 4, 2)),
     Case("32B", "full", 1, (1, 8, 1)),
+    Case("0.5B", "none", 16, head_chunk=2048), Case("1.5B", "dots_attention", 8, head_chunk=2048),
+    Case("7B", "none", 2, rank=32, head_chunk=2048),
 )  # fmt: skip
 FLAGS = {"cases": Flag(1, len(CASES), "the first ones of the table")}
 
@@ -58,7 +62,8 @@ def config(case: Case, **model):
     """model: in place of the published one."""
     c, s, split = presets.paper(), Setting(), case.mesh[0] * case.mesh[1]
     c.model.path = "" if model else f"Qwen/Qwen2.5-{case.size}"
-    c.model.update(dict(dtype="bfloat16", scan_layers=True, remat=case.remat))
+    how = dict(remat=case.remat, head_chunk=case.head_chunk)
+    c.model.update(dict(dtype="bfloat16", scan_layers=True, **how))
     c.model.update(model)
     c.model.lora.rank = case.rank
     c.data.max_prompt_tokens, c.rollout.max_response_tokens = s.prompt, s.cap

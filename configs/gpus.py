@@ -11,8 +11,8 @@ configs/one_chip.py, or --config.optim.micro_batch_rows=1 --config.model.remat=f
 By the arithmetic of `python -m dapo_jax.plan --topology=h100-1` (h100-8; nothing run): GB of a
 GPU's 77.0 while sampling and while updating; seconds of a step, if responses have 128 tokens:
 
-    gpus.py:1    13.1   25.9   4.5
-    gpus.py:8    10.3   25.9   4.1
+    gpus.py:1    13.1   37.1   4.5
+    gpus.py:8    10.3   37.1   4.1
 """
 
 from dapo_jax.config import presets
@@ -26,7 +26,7 @@ def get_config(gpus="1"):
     c.rollout.groups = 64 if n == 1 else 256
     c.rollout.slots, c.rollout.prefill_prompts = c.rollout.groups * 8, 32 * n
     c.optim.row_tokens, c.optim.micro_batch_rows = 2048, 8 * n
-    c.model.remat, c.model.head_chunk = "dots_attention", 512
+    c.model.remat, c.model.head_chunk = "dots_attention", 2048
     c.mesh.data, c.mesh.fsdp = -1, 1
     c.eval.max_problems = 0
     return c

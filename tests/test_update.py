@@ -19,6 +19,7 @@ from dapo_jax import config, parallel
 from dapo_jax.dapo import objective, packing, update
 from dapo_jax.model import kernels, learner, one_cpu, qwen2
 from dapo_jax.model.head import head_stats
+from dapo_jax.pods import topology
 from dapo_jax.variants import objectives, positive_lm
 
 SHAPE = qwen2.Shape(
@@ -355,6 +356,17 @@ def test_head_stats(chunk):
     got = jax.jit(head_stats, static_argnums=4)(x, head, targets, 0.5, chunk)
     want = reference(lambda x, head: token_stats(x @ head / 0.5, targets), x, head)
     assert_near((got.logp_RxT, got.entropy_RxT), want)
+
+
+def test_logits_of_a_whole_row_are_not_made_again():
+    """Three products for a gradient, four where a chunk is less than the row."""
+    x, head, targets = jnp.ones((2, 10, 6)), jnp.ones((6, 20)), jnp.zeros((2, 10), jnp.int32)
+
+    def flops(chunk):
+        loss = lambda x, head: head_stats(x, head, targets, 0.5, chunk).logp_RxT.sum()
+        return topology.matmul_flops(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, head).jaxpr)
+
+    assert [flops(chunk) / (2 * 2 * 10 * 6 * 20) for chunk in (64, 10, 5)] == [3, 3, 4]
 
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-5), ("bfloat16", 2e-2)])

@@ -12,9 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 from dapo_jax import parallel
 from dapo_jax.model import qwen2
 
-# Sums and maxima of each cell's logits: where GPUs keep them, the backward pass reads its logits
-# two times less, which memory bounds there.
-_SAVED = "head"
+# What the backward pass has of the forward pass. Sums and maxima of each cell's logits: where GPUs
+# keep them, it reads its logits two times less, which memory bounds there.
+_SUMS, _LOGITS = "sums of logits", "logits"
 
 
 class HeadStats(NamedTuple):
@@ -23,9 +23,10 @@ class HeadStats(NamedTuple):
 
 
 def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadStats:
-    """One pass over chunks of cells, whose logits the backward pass makes again. Of a split
-    vocabulary each device sums over its own part, and only sums travel; the target's logit is one
-    too: a gather would fetch all. Gradients of the head add up in float32 and travel once."""
+    """One pass over chunks of cells, whose logits the backward pass makes again. If a chunk holds a
+    whole row, its logits are kept. Of a split vocabulary each device sums over its own part, and
+    only sums travel; the target's logit is one too: a gather would fetch all. Gradients of the head
+    add up in float32 and travel once."""
     over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
 
@@ -36,9 +37,10 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
         first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
 
         def stats(x_RxcxD, targets_Rxc):
-            logits_RxcxV = qwen2.logits(x_RxcxD, _summed_at(grads_at, head)) / temperature
+            logits_RxcxV = qwen2.logits(x_RxcxD, _summed_at(grads_at, head))
+            logits_RxcxV = checkpoint_name(logits_RxcxV, _LOGITS) / temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
-            top = checkpoint_name(jax.lax.pmax(top, over_V) if over_V else top, _SAVED)
+            top = checkpoint_name(jax.lax.pmax(top, over_V) if over_V else top, _SUMS)
             shifted = logits_RxcxV - top
             weight = jnp.exp(shifted)
             # Tied to the chunk, or jax works them out before the loop: two arrays like the logits.
@@ -46,11 +48,11 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
             targets_Rxc, ids_V, zero = jax.lax.optimization_barrier(mine)
             taken = jnp.where(ids_V == targets_Rxc[..., None], shifted, zero).sum(-1)
             sums = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
-            total, taken, mean = checkpoint_name(sums, _SAVED)
+            total, taken, mean = checkpoint_name(sums, _SUMS)
             log_total = jnp.log(total)
             return HeadStats(taken - log_total, log_total - mean / total)
 
-        kept = [_SAVED] * (parallel.platform() == "gpu")
+        kept = [_SUMS] * (parallel.platform() == "gpu") + [_LOGITS] * (chunk >= x.shape[1])
         policy = jax.checkpoint_policies.save_only_these_names(*kept)
         return in_chunks(jax.checkpoint(stats, policy=policy), x, targets, chunk)
 

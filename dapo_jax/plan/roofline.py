@@ -16,7 +16,7 @@ from dapo_jax.config import validation
 from dapo_jax.model import paged, qwen2
 from dapo_jax.model.paged_kernel import _AHEAD as AHEAD, _BLOCK_TOKENS as BLOCK_TOKENS
 from dapo_jax.plan.constants import Values
-from dapo_jax.plan.footprint import cache, item_bytes, parts, read_count, wide_count
+from dapo_jax.plan.footprint import cache, item_bytes, outputs, parts, read_count, wide_count
 from dapo_jax.plan.shapes import value_model
 from dapo_jax.plan.simulate import BLOCK, Packed, Sizes, Trace
 from dapo_jax.pods.slices import Pod
@@ -71,9 +71,12 @@ class Scene:
         self.row_tokens = validation.row_tokens(config)
         self.last_row_tokens = config.optim.last_row_tokens
         # Share of `read` whose products a backward pass computes again: it needs nothing of what a
-        # block's last product gives.
+        # block's last product gives, and keeps logits of whole rows.
         last = shape.num_layers * shape.intermediate_size * shape.hidden_size
-        self.again = 0.0 if shape.remat == "none" or "dots" in shape.remat else 1 - last / self.read
+        head = outputs(shape) * shape.hidden_size
+        again = 0 if shape.remat == "none" or "dots" in shape.remat else self.read - head - last
+        again += head * (shape.head_chunk < self.row_tokens)
+        self.again = again / self.read
         # Forward passes before the updates: old, reference log-probs.
         self.scored = (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
         value = value_model(config, shape)
