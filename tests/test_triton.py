@@ -148,16 +148,19 @@ def test_triton_in_bfloat16():
 @pytest.mark.parametrize("lengths", [[512], [200, 56, 100], [64] * 4, [1] * 300, [500, 12], []])
 def test_triton_computes_the_blocks_of_a_sequence_alone(lengths):
     """From the block where the first query's sequence begins, up to that where the last key's ends;
-    those in which a query and a key of one sequence meet are among them, and hardly others."""
+    those in which a query and a key of one sequence meet are among them, and hardly others. Those
+    in which each query sees each key need no mask."""
     block, n = packed_triton._OWN, 512 // packed_triton._OWN
     segments = np.zeros(512, np.int32)
     segments[: sum(lengths)] = np.repeat(np.arange(len(lengths)) + 1, lengths)
     pairs = (segments[:, None] == segments) & np.tri(512, dtype=bool)
-    want_QxK = pairs.reshape(n, block, n, block).any((1, 3))
-    first, last = (x[0] for x in packed_triton._spans(jnp.asarray(segments)[None], block))
-    of, by = np.arange(n)[:, None], np.arange(n)
-    for span in ((by >= first[:, None]) & (by <= of), (of >= by) & (of <= last)):
-        np.testing.assert_array_equal(np.asarray(span), want_QxK)
+    for step in (block, 2 * block):
+        spans = packed_triton._spans(jnp.asarray(segments)[None], step)
+        for span, seen in zip(spans, (pairs, pairs.T), strict=True):
+            first, clear, beyond, end = np.asarray(span[0])[..., None]
+            blocks, at = seen.reshape(n, block, -1, step), np.arange(512 // step)
+            np.testing.assert_array_equal((at >= first) & (at < end), blocks.any((1, 3)))
+            np.testing.assert_array_equal((at >= clear) & (at < beyond), blocks.all((1, 3)))
 
 
 @pytest.mark.parametrize("count", [1, 3])
