@@ -237,7 +237,6 @@ def one_chip() -> Config:
     c.data.max_prompt_tokens, c.data.on_long = 256, "filter"
     c.rollout.groups, c.rollout.group_size, c.rollout.max_response_tokens = 16, 8, 512
     c.rollout.slots, c.rollout.chunk, c.rollout.prefill_prompts = 128, 64, 16
-    c.model.head_chunk = 256  # logits of 256 tokens at a time: 156 MB
     c.reward.overlong_buffer_tokens = 128
     c.optim.minibatches, c.optim.micro_batch_rows, c.optim.warmup_steps = 4, 2, 5
     c.eval.every, c.eval.k, c.eval.max_problems, c.eval.top_p = 20, 1, 256, 1.0
