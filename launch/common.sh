@@ -94,6 +94,16 @@ dapo_make_venv() {  # dapo_make_venv VENV VERSION
     fi
 }
 
+# What pip installs, by uv where there is one.
+dapo_install() {  # dapo_install PYTHON ARGUMENT...
+    local command=(uv pip install --python "$1")
+    if ! command -v uv >/dev/null; then
+        "$1" -m pip --version >/dev/null 2>&1 || "$1" -m ensurepip
+        command=("$1" -m pip install --disable-pip-version-check)
+    fi
+    "${command[@]}" "${@:2}"
+}
+
 dapo_setup() {  # dapo_setup [EXTRA,... [VERSION]]; sets DAPO_PYTHON
     local extra="${1:-}" version="${2:-}" venv next=$']\n['
     [[ -z "$version" ]] || dapo_want python "--python" "$version"
@@ -121,13 +131,7 @@ dapo_setup() {  # dapo_setup [EXTRA,... [VERSION]]; sets DAPO_PYTHON
     (
         # From the root and by relative names: a checkout's path may hold spaces or brackets.
         cd "$DAPO_ROOT"
-        if command -v uv >/dev/null; then
-            uv pip install --python "$DAPO_PYTHON" -c requirements.txt -e ".${extra:+[$extra]}"
-        else
-            "$DAPO_PYTHON" -m pip --version >/dev/null 2>&1 || "$DAPO_PYTHON" -m ensurepip
-            "$DAPO_PYTHON" -m pip install --disable-pip-version-check \
-                -c requirements.txt -e ".${extra:+[$extra]}"
-        fi
+        dapo_install "$DAPO_PYTHON" -c requirements.txt -e ".${extra:+[$extra]}"
     ) >&2 || dapo_fail "the install failed (see above); nothing was started"
 
     printf '[]\n[%s]\n' "$extra" "${extra//,/$next}" >>"$stamp"
