@@ -79,7 +79,7 @@ def _read(fused: dict[str, str], sizes) -> int:
     def read(name: str) -> int:
         uses, whole = users.get(name, []), sizes[name][0][0] if sizes[name] else 0
         cut = lambda x: sizes[x][0][0]
-        parts = {"slice": cut, "dynamic-slice": cut, "bitcast": read}
+        parts = {"slice": cut, "dynamic-slice": cut, "gather": cut, "bitcast": read}
         if not uses or any(kind not in parts for _, kind in uses):
             return whole
         return min(whole, sum(parts[kind](x) for x, kind in uses))

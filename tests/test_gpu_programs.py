@@ -191,7 +191,8 @@ def test_an_update_attends_by_a_kernel_and_visits_no_host(sizes, kind, monkeypat
     made = update.Trainer(shape, learner.Setup(mesh, RULES.train.to_dict(), tx, "bfloat16"))
     text = lowered(parallel.Call(made.update, made.abstract(2, 8, 9000)), mesh)
     if kind == "auto":
-        assert text.count("xla.gpu.triton") in each(4)
+        # For sums of logits two, of which XLA drops the second: its results are kept.
+        assert text.count("xla.gpu.triton") - 2 * (sizes[2] == 1) in each(4)
     elif mesh.size > 1:  # cut up by the compiler: only then they are cuDNN's
         assert text.count("@CustomSPMDPartitioning(") >= 6
     else:
@@ -200,5 +201,6 @@ def test_an_update_attends_by_a_kernel_and_visits_no_host(sizes, kind, monkeypat
     # Over micro-batches, and a head's chunks twice; over layers, forward and back.
     assert text.count("stablehlo.while") == 3 + 2 * (sizes[1] > 1)
     loops = [line for line in text.splitlines() if "stablehlo.while" in line]
-    assert not re.findall(r"<\d+x\d+x151936x\w+>", "".join(loops))  # nothing of the logits' size
+    of_logits = rf"<\d+x\d+x{151_936 // sizes[2]}x\w+>"
+    assert not re.findall(of_logits, "".join(loops))
     assert not re.findall("callback|infeed|outfeed|stablehlo.send|stablehlo.recv", text)

@@ -14,7 +14,7 @@ from rounding import EPS, assert_near, reference
 from tables import cases
 
 from dapo_jax import build, config, parallel, plan
-from dapo_jax.model import head, int8_keys, qwen2, rope
+from dapo_jax.model import head, int8_keys, qwen2, rope, softmax_triton
 from dapo_jax.pods import topology
 
 TINY = qwen2.Shape(
@@ -270,11 +270,13 @@ def token_stats(logits, ids, xp=jnp):
     return (logp * np.eye(logits.shape[-1])[ids]).sum(-1), -(xp.exp(logp) * logp).sum(-1)
 
 
-def test_a_gpu_finds_the_maxima_and_sums_of_the_heads_logits_once(monkeypatch):
-    """On other platforms the backward pass makes them again. The same gradients."""
+@pytest.mark.parametrize("vocab", [96, 4200])
+def test_a_gpu_finds_the_maxima_and_sums_of_the_heads_logits_once(vocab, monkeypatch):
+    """By a kernel, interpreted here, of a vocabulary of one block and of two. Elsewhere XLA finds
+    them, in two passes, and the backward pass again. The same gradients."""
     rng = np.random.default_rng(0)
-    x, table = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((2, 24, 16), (16, 96)))
-    targets = rng.integers(0, 96, (2, 24))
+    x, table = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((2, 24, 16), (16, vocab)))
+    targets = rng.integers(0, vocab, (2, 24))
     loss = lambda logp, entropy: (jnp.exp(logp) - 0.1 * entropy).sum()
     gradient = lambda stats: jax.value_and_grad(lambda *args: loss(*stats(*args)), (0, 1))
     want = reference(gradient(lambda x, t: token_stats(x @ t / 0.9, targets)), x, table)
@@ -283,10 +285,11 @@ def test_a_gpu_finds_the_maxima_and_sums_of_the_heads_logits_once(monkeypatch):
         program = gradient(lambda x, t: head.head_stats(x, t, jnp.asarray(targets), 0.9, 8))
         lowered = jax.jit(program).trace(x, table).lower()
         assert_near(lowered.compile()(x, table), want)
-        return len(re.findall(r"stablehlo.reduce\(.*tensor<2x8x96xf32>", lowered.as_text()))
+        return len(re.findall(rf"stablehlo.reduce\(.*tensor<2x8x{vocab}xf32>", lowered.as_text()))
 
     elsewhere, _ = passes(), on_gpu(monkeypatch)
-    assert passes() == elsewhere - 3
+    monkeypatch.setattr(softmax_triton, "how", lambda: dict(interpret=True))
+    assert passes() == 0 < elsewhere
 
 
 @pytest.mark.parametrize("case", cases("published_models"), ids=lambda case: case["model"])

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dapo_jax import parallel
-from dapo_jax.model import qwen2
+from dapo_jax.model import qwen2, softmax_triton
 
 # What the backward pass has of the forward pass. Sums and maxima of each cell's logits: where GPUs
-# keep them, it reads its logits two times less, which memory bounds there.
+# keep them, it reads its logits once, which memory bounds there.
 _SUMS, _LOGITS = "sums of logits", "logits"
 
 
@@ -29,6 +29,8 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     add up in float32 and travel once."""
     over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
+    gpu = parallel.platform() == "gpu"
+    by_kernel = gpu and parallel.axis_size("vocab") == 1
 
     def part(x, head, targets, temperature):
         x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x
@@ -38,7 +40,10 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
 
         def stats(x_RxcxD, targets_Rxc):
             logits_RxcxV = qwen2.logits(x_RxcxD, _summed_at(grads_at, head))
-            logits_RxcxV = checkpoint_name(logits_RxcxV, _LOGITS) / temperature
+            logits_RxcxV = checkpoint_name(logits_RxcxV, _LOGITS)
+            if by_kernel:
+                return _stats(*_sums(logits_RxcxV, targets_Rxc, temperature))
+            logits_RxcxV /= temperature
             top = jax.lax.stop_gradient(logits_RxcxV).max(-1, keepdims=True)
             top = checkpoint_name(jax.lax.pmax(top, over_V) if over_V else top, _SUMS)
             shifted = logits_RxcxV - top
@@ -48,11 +53,9 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
             targets_Rxc, ids_V, zero = jax.lax.optimization_barrier(mine)
             taken = jnp.where(ids_V == targets_Rxc[..., None], shifted, zero).sum(-1)
             sums = everywhere((weight.sum(-1), taken, (weight * shifted).sum(-1)))
-            total, taken, mean = checkpoint_name(sums, _SUMS)
-            log_total = jnp.log(total)
-            return HeadStats(taken - log_total, log_total - mean / total)
+            return _stats(*checkpoint_name(sums, _SUMS))
 
-        kept = [_SUMS] * (parallel.platform() == "gpu") + [_LOGITS] * (chunk >= x.shape[1])
+        kept = [_SUMS] * gpu + [_LOGITS] * (chunk >= x.shape[1])
         policy = jax.checkpoint_policies.save_only_these_names(*kept)
         return in_chunks(jax.checkpoint(stats, policy=policy), x, targets, chunk)
 
@@ -60,6 +63,40 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     in_axes = (("batch", "sequence", None), ("embed", "vocab"), rows, ())
     split = parallel.per_shard(part, in_axes, HeadStats(rows, rows))
     return split(x_RxTxD, head_DxV, targets_RxT, jnp.float32(temperature))
+
+
+def _stats(total, taken, mean) -> HeadStats:
+    """From sums over x, a cell's logits over the temperature and less their maximum: exp(x), the
+    target's x, exp(x) x."""
+    log_total = jnp.log(total)
+    return HeadStats(taken - log_total, log_total - mean / total)
+
+
+@jax.custom_vjp
+def _sums(logits_RxcxV, targets_Rxc, temperature):
+    """What `_stats` wants, by a kernel that reads logits once; and so does the backward pass."""
+    return _sums_forward(logits_RxcxV, targets_Rxc, temperature)[0]
+
+
+def _sums_forward(logits_RxcxV, targets_Rxc, temperature):
+    R, c, V = logits_RxcxV.shape
+    sums = softmax_triton.block_sums(logits_RxcxV.reshape(R * c, V), temperature).of_rows()
+    top, total, mean = checkpoint_name([x.reshape(R, c) for x in sums], _SUMS)
+    taken = jnp.take_along_axis(logits_RxcxV, targets_Rxc[..., None], -1)[..., 0] / temperature
+    taken = checkpoint_name(taken - top, _SUMS)
+    return (total, taken, mean), (logits_RxcxV, targets_Rxc, temperature, top)
+
+
+def _sums_backward(kept, grads):
+    logits_RxcxV, targets, temperature, top = kept
+    of_total, of_taken, of_mean, top, targets = (x[..., None] for x in (*grads, top, targets))
+    x = logits_RxcxV / temperature - top
+    taken = jnp.arange(x.shape[-1]) == targets
+    grad = jnp.exp(x) * (of_total + of_mean * (x + 1)) + jnp.where(taken, of_taken, 0.0)
+    return grad / temperature, None, None
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
 
 
 @jax.custom_vjp
