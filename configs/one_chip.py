@@ -9,8 +9,7 @@ libtpu 0.0.42.1; nothing run): 9.7 GB of 16.9 while sampling, 11.4 while updatin
 (--topology=rtx4090-1) 8.5 and 11.1 of 23.2. All its weights are trained: 2.0 GB of them, 4.0 of
 Adam's moments and 2.0 of gradients, in float32. Keys and values of 128 responses of full length
 take 2.4 GB on a TPU, which pads heads of 64 to 128, and 1.2 on a GPU. Less memory:
---config.optim.micro_batch_rows=1, --config.model.head_chunk=256. GPUs older than sm80 have no
-cuDNN attention: --config.model.attention=chunked.
+--config.optim.micro_batch_rows=1, --config.model.head_chunk=256.
 Expected: 4 to 6 s a step on v5e-1 if responses have 128 tokens, by the planner's arithmetic, from
 constants that nobody has measured on a TPU. Nothing has been trained with it here.
 """

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -159,10 +160,22 @@ def check_host_memory(mesh: Mesh) -> None:
         raise ValueError(f"{device.device_kind} devices have {only}")
 
 
-def platform() -> str:
-    """'cpu', 'gpu' or 'tpu': of the mesh in scope, which may be one that is only described."""
+def _device():
+    """The first of the mesh in scope, which may be one that is only described."""
     scope = _scope.get()
-    return jax.default_backend() if scope is None else scope[0].devices.flat[0].platform
+    return jax.devices()[0] if scope is None else scope[0].devices.flat[0]
+
+
+def platform() -> str:
+    """'cpu', 'gpu' or 'tpu', of the devices in use."""
+    return _device().platform
+
+
+def runs_triton(device=None) -> bool:
+    """Whether XLA takes kernels by Triton for the devices in use, or for this one: for NVIDIA's
+    GPUs from Ampere (compute capability 8.0) on."""
+    kind, device = (device.platform, device) if device else (platform(), _device())
+    return kind == "gpu" and not re.match(r"[1-7]\.", getattr(device, "compute_capability", ""))
 
 
 def axis_size(axis: str) -> int:

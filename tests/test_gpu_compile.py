@@ -44,6 +44,15 @@ def test_a_step_compiles_for_each_family(family, head_dim):
     assert found["decode_full"]["aliased"] > 0.9 * found["prefill"]["aliased"] > 0
 
 
+def test_a_gpu_before_ampere_needs_no_triton(monkeypatch):
+    """A T4, say, for which XLA compiles no such kernel."""
+    monkeypatch.setitem(
+        gpus._OWN, "capability.h100", gpus._OWN["capability.h100"]._replace(value=7.5)
+    )
+    c = gpu_memory.config(Case("", "dots_attention", 4), **NARROW | HEADS[64], head_dim=64)
+    assert gpu_memory.compiled(c, gpus.parse("h100-1")).keys() == {*gpu_memory.PROGRAMS}
+
+
 IN_CI = Case("0.5B", "none", 16, measured=55.11), Case("7B", "full", 2, (1, 8, 1))
 
 

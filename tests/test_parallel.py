@@ -59,6 +59,14 @@ def test_a_gpu_multiplies_float32_in_float32(platform, dtype):
     assert product.params["precision"] == (highest if exact else None)
 
 
+@pytest.mark.parametrize("capability", ["7.5", "8.0", "10.0", ""])
+def test_gpus_from_ampere_on_run_triton(capability):
+    """One that does not say what it is counts as such; a CPU runs none."""
+    device = SimpleNamespace(platform="gpu", compute_capability=capability)
+    assert parallel.runs_triton(device) == (capability != "7.5")
+    assert not parallel.runs_triton(SimpleNamespace(platform="cpu"))
+
+
 def test_options_of_a_program(monkeypatch):
     """GPUs alone have to be told to add up in one order, whatever else they are told."""
     said = lambda kind: [parallel.compiler_options(described(kind), x) for x in (False, True)]

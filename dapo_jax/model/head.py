@@ -30,7 +30,7 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
     over_V, over_D, over_T = map(parallel.mesh_axes, ("vocab", "embed", "sequence"))
     everywhere = lambda x: jax.lax.psum(x, over_V) if over_V else x
     gpu = parallel.platform() == "gpu"
-    by_kernel = gpu and parallel.axis_size("vocab") == 1
+    by_kernel = parallel.runs_triton() and parallel.axis_size("vocab") == 1
 
     def part(x, head, targets, temperature):
         x = jax.lax.all_gather(x, over_T, axis=1, tiled=True) if over_T else x

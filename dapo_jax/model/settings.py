@@ -36,7 +36,7 @@ class Model(Section, place="model"):
     dtype: str = setting("float32", "compute dtype; master weights and Adam are float32 (with LoRA those of the adapters, and all other weights have this dtype)", choices=("float32", "bfloat16"))
     scan_layers: bool = setting(False, "training: scan over layers (one compiled body) instead of unrolling them")
     remat: str = setting("none", "what the backward pass recomputes: nothing; norms and elementwise; those and attention; blocks except attention; whole blocks", choices=("none", "dots_attention", "dots", "attention", "full"))
-    attention: str = setting("auto", "training attention: splash on TPU, cudnn on GPU (or triton, unmeasured), chunked (XLA) elsewhere; auto = by platform", choices=("auto", "chunked", "splash", "cudnn", "triton"))
+    attention: str = setting("auto", "training attention: splash on TPU, triton or cudnn on GPUs from Ampere on, chunked (XLA) elsewhere; auto = by device", choices=("auto", "chunked", "splash", "cudnn", "triton"))
     attention_chunk: int = setting(512, "queries per step of training attention; bounds its scores to chunk x row", 1, TOKENS)
     head_chunk: int = setting(1024, "tokens per step of the output head; bounds logits to chunk x vocabulary; those of a whole row are not computed again for gradients", 1, TOKENS)
     float32_head: bool = setting(False, "output weights and the products for logits in float32 under a bfloat16 model, in sampler and trainer (ScaleRL, MiniMax-M1); logits are always float32")

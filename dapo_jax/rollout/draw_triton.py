@@ -20,7 +20,7 @@ from dapo_jax.rollout.draw import Drawn
 
 def draw(logits_SxV, uniform_S, temperature, top_p, mode: str, near=None) -> Drawn:
     """`draw.draw`: by the kernel in mode 'full' where each GPU holds its rows' whole vocabulary."""
-    if mode != "full" or parallel.platform() != "gpu" or parallel.axis_size("vocab") > 1:
+    if mode != "full" or not parallel.runs_triton() or parallel.axis_size("vocab") > 1:
         return xla.draw(logits_SxV, uniform_S, temperature, top_p, mode, near)
     row = ("batch",)
     split = parallel.per_shard(by_kernel, (("batch", None), row, ()), Drawn(row, row, row))

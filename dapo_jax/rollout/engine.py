@@ -63,7 +63,9 @@ class Engine:
         sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
         sizes |= dict(cores=getattr(device, "num_cores", 1), queries=1 + settings.draft_tokens)
         quantized = settings.cache_dtype == "int8"
-        self.geometry = paged.geometry(self.shape, device.platform, quantized=quantized, **sizes)
+        by_kernel = device.platform == "tpu" or parallel.runs_triton(device)
+        platform = device.platform if by_kernel else "cpu"  # an older GPU reads pages as a CPU does
+        self.geometry = paged.geometry(self.shape, platform, quantized=quantized, **sizes)
         fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)
         self._make = functools.partial(sampler.programs, shape, mesh, (*rules.items(),), **fixed)
         self.programs = self._make(self.geometry)
