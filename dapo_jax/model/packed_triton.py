@@ -204,20 +204,9 @@ def _queries_kernel(
 
 
 def _keys_kernel(
-    q_ref,
-    k_ref,
-    v_ref,
-    segments_ref,
-    spans_ref,
-    do_ref,
-    lse_ref,
-    delta_ref,
-    dk_ref,
-    dv_ref,
-    *,
-    G,
-    b,
-):
+    q_ref, k_ref, v_ref, segments_ref, spans_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, *,
+    G, b,
+):  # fmt: skip
     from jax.experimental import pallas as pl
 
     j, k, v, product = pl.program_id(0), k_ref[...], v_ref[...], _product(k_ref.dtype)
