@@ -1,7 +1,7 @@
 """Bytes per device while sampling and while updating, by arithmetic; can a config run on a slice?
 
 Bytes of parameters, optimizer and cache are exact. Those of activations estimate what XLA keeps,
-within 20% of what XLA:TPU assigned (tests/test_plan.py), within 10% of XLA:GPU
+within 20% of what XLA:TPU assigned (tests/test_plan.py), within 10% of XLA:GPU in bfloat16
 (tests/test_gpu_compile.py).
 
 `sizes` is everywhere the mesh: {'data': 1, 'fsdp': 16, 'tensor': 8}.
