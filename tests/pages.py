@@ -122,7 +122,7 @@ def stand_ins(folder: pathlib.Path, made_in: pathlib.Path) -> None:
     (folder / "aime-2024.parquet").write_bytes(parquet(verl[48:52]))
     (folder / "judge.py").write_text(JUDGE)
     (folder / "configs").mkdir()
-    for name in ("quickstart.py", "dapo_qwen2_5.py", "gpus.py"):
+    for name in ("quickstart.py", "dapo_qwen2_5.py", "gpus.py", "one_chip.py"):
         (folder / "configs" / name).write_text(small(CONFIG))
     for name in ("model", "Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"):
         model(folder / name, made.tokenizer.parent)
