@@ -75,10 +75,11 @@ class Run:
         environment = cloud.build(folder)
         (folder / "b/xla").symlink_to(programs)
         checkout = folder / "checkout"
-        (checkout / "dapo_jax/pods").mkdir(parents=True)
         shutil.copytree(ROOT / "launch", checkout / "launch")
-        for name in ("requirements.txt", "setup.py", "dapo_jax/pods/slices.txt"):
+        for name in ("requirements.txt", "setup.py"):
             shutil.copy(ROOT / name, checkout / name)
+        # Hosts start in their copy: of a folder with a part of the package Python would take that.
+        (checkout / "dapo_jax").symlink_to(ROOT / "dapo_jax")
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
