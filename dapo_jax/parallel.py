@@ -171,11 +171,11 @@ def platform() -> str:
     return _device().platform
 
 
-def runs_triton(device=None) -> bool:
-    """Whether XLA takes kernels by Triton for the devices in use, or for this one: for NVIDIA's
-    GPUs from Ampere (compute capability 8.0) on."""
-    kind, device = (device.platform, device) if device else (platform(), _device())
-    return kind == "gpu" and not re.match(r"[1-7]\.", getattr(device, "compute_capability", ""))
+def runs_triton() -> bool:
+    """Whether XLA takes kernels by Triton for the devices in use: for NVIDIA's GPUs from Ampere
+    (compute capability 8.0) on."""
+    older = re.match(r"[1-7]\.", getattr(_device(), "compute_capability", ""))
+    return platform() == "gpu" and not older
 
 
 def axis_size(axis: str) -> int:

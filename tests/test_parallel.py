@@ -63,8 +63,10 @@ def test_a_gpu_multiplies_float32_in_float32(platform, dtype):
 def test_gpus_from_ampere_on_run_triton(capability):
     """One that does not say what it is counts as such; a CPU runs none."""
     device = SimpleNamespace(platform="gpu", compute_capability=capability)
-    assert parallel.runs_triton(device) == (capability != "7.5")
-    assert not parallel.runs_triton(SimpleNamespace(platform="cpu"))
+    with parallel.mesh_scope(SimpleNamespace(devices=np.array([device])), RULES):
+        assert parallel.runs_triton() == (capability != "7.5")
+    with parallel.mesh_scope(described("cpu"), RULES):
+        assert not parallel.runs_triton()
 
 
 def test_options_of_a_program(monkeypatch):

@@ -1,5 +1,5 @@
-"""Flash attention by platform for packed training rows: splash on TPU, cuDNN on NVIDIA GPUs, where
-packed_triton.py is another. All give what `attention.packed` gives, and write no scores to memory.
+"""Flash attention by platform for packed training rows: splash on TPU, packed_triton.py or cuDNN on
+NVIDIA GPUs from Ampere on. All give what `attention.packed` gives, and write no scores to memory.
 Dims as there."""
 
 import functools

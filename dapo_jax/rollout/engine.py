@@ -47,6 +47,7 @@ class Engine:
         shape = shape._replace(scan_layers=shape.scan_layers and device.platform != "gpu")
         with parallel.mesh_scope(mesh, rules):
             self.shards = parallel.axis_size("batch")
+            by_kernel = device.platform == "tpu" or parallel.runs_triton()
         if slots < 1 or slots % self.shards:
             devices = f"{self.shards}, the devices that slots are spread over"
             raise ValueError(f"rollout.slots={slots}: must be a multiple of {devices}")
@@ -63,7 +64,6 @@ class Engine:
         sizes |= dict(page_tokens=settings.page_tokens, fraction=self._fraction)
         sizes |= dict(cores=getattr(device, "num_cores", 1), queries=1 + settings.draft_tokens)
         quantized = settings.cache_dtype == "int8"
-        by_kernel = device.platform == "tpu" or parallel.runs_triton(device)
         platform = device.platform if by_kernel else "cpu"  # an older GPU reads pages as a CPU does
         self.geometry = paged.geometry(self.shape, platform, quantized=quantized, **sizes)
         fixed = dict(prompt_tokens=window, chunk=self.chunk, stop_ids=self.stop_ids, dtype=dtype)
