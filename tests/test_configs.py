@@ -115,8 +115,8 @@ def test_the_config_for_one_chip_leaves_room_on_it():
 
 @pytest.mark.parametrize("n", ["1", "8"])
 def test_the_config_for_gpus_takes_what_its_docstring_says(n):
-    """In passes of 16 to 32 thousand tokens a GPU, with all responses in flight at once;
-    other GPUs of 80 GB have room for it too."""
+    """With all responses in flight at once, and rows that are three quarters full; an A100
+    has room for it too."""
     row = re.search(rf"gpus\.py:{n} +([\d.]+) +([\d.]+) +([\d.]+)", doc("gpus"))
     page = (FOLDER.parent / "docs/on_a_gpu.md").read_text()
     assert f"on h100-{n} | {' | '.join(row.groups())} |" in page
@@ -127,7 +127,8 @@ def test_the_config_for_gpus_takes_what_its_docstring_says(n):
         [sampling, updating], abs=0.1
     )
     assert found["step"]["expected_s"] == pytest.approx(seconds, abs=0.1)
-    assert 16_000 <= c.optim.micro_batch_rows * config.row_tokens(c) / int(n) <= 32_768
+    assert found["step"]["filled_cells"] >= 0.75
+    assert c.model.head_chunk >= config.row_tokens(c)  # so that logits are kept
     assert found["in_flight"]["longest"]["waves"] == 1
     assert plan.check(c, gpus.parse(f"a100-{n}")) == ""
     with pytest.raises(ValueError, match=r"configs/gpus.py:3: wants 1, 2, 4 or 8 GPUs"):
