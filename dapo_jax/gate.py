@@ -166,6 +166,7 @@ def hushed():
     a Rust library prints every panic by itself before it becomes an exception."""
     with _stderr:
         held, real = _file().fileno(), os.dup(2)
+        os.lseek(held, 0, os.SEEK_SET)  # ftruncate leaves it where it was
         os.dup2(held, 2)
         try:
             yield

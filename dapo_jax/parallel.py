@@ -303,7 +303,7 @@ def same_everywhere(what: str, parts: Iterable[bytes]) -> None:
         sha.update(part)
     rows = multihost_utils.process_allgather(np.frombuffer(sha.digest(), np.uint32))
     digests = [row.tobytes() for row in rows]
-    usual = max(digests, key=digests.count)  # of as many, process 0's
+    usual = max(digests, key=digests.count)  # in a tie, that of the lowest process
     if digests.count(usual) < len(digests):
         hosts = enumerate(zip(gather_json(socket.gethostname()), digests, strict=True))
         odd = [f"process {i} ({host})" for i, (host, digest) in hosts if digest != usual]

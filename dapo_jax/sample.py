@@ -13,6 +13,7 @@ import functools
 import itertools
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 from absl import flags
 
 from dapo_jax import build, parallel
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import problems, prompts as prompts_lib, tokenizer as tokenizer_lib
 from dapo_jax.model import hf, qwen2
@@ -94,11 +95,12 @@ class Loaded(NamedTuple):
 
 
 def load(
-    config, workdir: pathlib.Path, *, n: int, max_tokens: int, step: int | None = None, prompts=()
+    config, where: str, *, n: int, max_tokens: int, step: int | None = None, prompts=()
 ) -> Loaded:
-    """The policy of a workdir, ready for n completions at a time of at most `max_tokens` (0 = as in
-    training). step: of a checkpoint; None = the newest. prompts: checked before the weights are
-    read. ValueError: the config, the files or a prompt are not usable."""
+    """The policy of the workdir `where` (also gs://...; nothing is written there), ready for n
+    completions at a time of at most `max_tokens` (0 = as in training). step: of a checkpoint; None
+    = the newest. prompts: checked before the weights are read. ValueError: the config, the files or
+    a prompt are not usable."""
     config = copy.deepcopy(config)
     config.eval.k = n
     config.eval.max_response_tokens = max_tokens or config.rollout.max_response_tokens
@@ -108,13 +110,19 @@ def load(
     config.rollout.slots = min(config.rollout.slots, -(-n // shards) * shards)
     config.rollout.chunk = min(config.rollout.chunk, _CHUNK)
     base = hf.resolve(config.model.path) if config.model.path else None
+    workdir = workdir_lib.place(where, f"--workdir={where}")
     policy = policy_lib.find_policy(config, workdir, base)
     if step is not None:
         policy = policy._replace(step=checkpoint.find_step(policy.steps, step))
     embedded = "" if config.data.train else workdir / "data"
     if not (path := config.tokenizer.path or policy.model_dir or embedded):
         raise ValueError("config.tokenizer.path: problem files of one's own need a tokenizer")
-    tokenizer = tokenizer_lib.load(path, config.tokenizer.chat_template)
+    with tempfile.TemporaryDirectory() as folder:
+        if path is embedded and workdir_lib.is_remote(where):
+            for file in embedded.iterdir():
+                (pathlib.Path(folder) / file.name).write_bytes(file.read_bytes())
+            path = folder
+        tokenizer = tokenizer_lib.load(path, config.tokenizer.chat_template)
     for prompt in prompts:
         encode(config, tokenizer, prompt)
         if words := tokenizer.unknown_words(prompt):
@@ -158,7 +166,7 @@ def draw(loaded: Loaded, prompt: str, on_tokens=None, keep: bool = True) -> list
 
 def sample(
     config,
-    workdir: pathlib.Path,
+    where: str,
     prompt: str,
     *,
     n: int,
@@ -168,7 +176,7 @@ def sample(
 ) -> list[str]:
     """Draw n completions at `config.eval.temperature` and `.top_p`, and show them by `write` as
     they grow. Returns their texts. ValueError: as `load`."""
-    loaded = load(config, workdir, n=n, max_tokens=max_tokens, prompts=[prompt])
+    loaded = load(config, where, n=n, max_tokens=max_tokens, prompts=[prompt])
     tokenizer = loaded.tokenizer
     screen = Screen(tokenizer, n, loaded.config.eval.max_response_tokens, probs, write)
     responses = draw(loaded, prompt, screen, keep=False)
@@ -194,7 +202,7 @@ def main(prompt: str) -> None:
     how = dict(n=given.n, max_tokens=given.max_tokens, probs=given.probs)
     if parallel.is_main_process():
         how["write"] = functools.partial(print, end="", flush=True)
-    sample(config, pathlib.Path(cli.WORKDIR.value or "."), prompt, **how)
+    sample(config, cli.WORKDIR.value or ".", prompt, **how)
 
 
 if __name__ == "__main__":

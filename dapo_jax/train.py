@@ -7,7 +7,8 @@ rollouts/ (text samples), eval/, events.jsonl (where time went) and checkpoints/
 (gs://...). Any field of the config can be overridden: --config.optim.lr=1e-6. On several hosts, run
 the same command on each (hosts/processes.py). Exit code 0 at the end, or after SIGTERM or Ctrl-C,
 which are heard between two chunks of decoding and between two updates (--terminated_status=N gives
-another for that); a second Ctrl-C ends at once, with 130.
+another for that); a second Ctrl-C ends at once, with 130. While a run starts, SIGTERM ends
+it with 143 and Ctrl-C with 130.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ from dapo_jax.variants import choose
 
 
 class Hooks(NamedTuple):
-    """What a caller may hear of a run; it sees and changes nothing."""
+    """What a caller may hear of a run; it must change nothing of what it is given."""
 
     # 'start-up', 'rollout', 'update', 'evaluation', 'save' as each begins; 'chunk' after tokens
     phase: Callable[[str], None] = lambda phase: None
@@ -56,9 +57,9 @@ def train(
     score: grading.Score | None = None,
     hooks: Hooks = QUIET,
 ) -> bool:
-    """Run up to `config.steps` in the workdir `where`; False where SIGTERM cut it off. score: the
-    judge of responses, in place of what `config.reward` names. Raises ConfigError, ValueError or
-    OSError for bad input, before anything compiles."""
+    """Run up to `config.steps` in the workdir `where`; False where SIGTERM or Ctrl-C cut it off.
+    score: the judge of responses, in place of what `config.reward` names. Raises ConfigError,
+    ValueError or OSError for bad input, before anything compiles."""
     began = time.time()
     hooks.phase("start-up")
     processes.agree(processes.identity(config, str(where)))
@@ -79,6 +80,7 @@ def train(
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree(resume.identity(text) | choose.files(config))
+        best_metric(config, text)
         tok = text.tokenizer
         machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
@@ -229,9 +231,22 @@ def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
+def best_metric(config, text: build.Text) -> str:
+    """The metric that `checkpoint.keep_best` ranks by. ConfigError: it is of no evaluation set."""
+    tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
+    ends = "/", "_top_p"  # as `evaluate_sets` names metrics
+    of_sets = tuple(f"eval/{name}{end}" for name in text.evals for end in ends)
+    if config.checkpoint.keep_best and not tag.startswith(of_sets):
+        known = ", ".join(text.evals) or "none: name one in config.eval.files"
+        raise schema.ConfigError(
+            f"config.checkpoint.keep_best: {tag!r} is of no evaluation set; there are {known}"
+        )
+    return tag
+
+
 def score(config, text: build.Text, evaluation: dict[str, float]) -> float | None:
     """What `checkpoint.keep_best` compares; None on a step without evaluation."""
-    tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
+    tag = best_metric(config, text)
     if config.checkpoint.keep_best and evaluation and tag not in evaluation:
         known = ", ".join(t for t in evaluation if t.startswith("eval/"))
         raise schema.ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")

@@ -23,6 +23,7 @@ from dapo_jax import config, sample
 from dapo_jax.lab.dynamics import tokens
 from dapo_jax.log import metrics
 from dapo_jax.model import hf
+from dapo_jax.run import policy
 
 NAMES = sorted(p.name for p in (ROOT / "notebooks").glob("*.ipynb"))
 
@@ -205,16 +206,15 @@ def test_what_is_no_run_of_ours(tmp_path):
 @pytest.mark.slow
 def test_a_run_in_a_bucket(fresh, bucket, monkeypatch):
     """Its tokenizer is fetched, its checkpoints stay there, and nothing is written beside them."""
-    shutil.copytree(fresh, bucket, dirs_exist_ok=True, ignore=lambda *_: ["checkpoints"])
+    shutil.copytree(fresh, bucket, dirs_exist_ok=True)
     before = sorted(bucket.rglob("*"))
-    load = sample.load
+    load = policy.load_params
 
-    def local(c, where, **settings):  # Orbax opens buckets by itself
-        assert c.checkpoint.directory == "gs://b/checkpoints"
-        c.checkpoint.directory = str(fresh / "checkpoints")
-        return load(c, where, **settings)
+    def local(c, machine, found):  # Orbax opens buckets by itself
+        assert (found.steps, found.step) == ("gs://b/checkpoints", 3)
+        return load(c, machine, found._replace(steps=str(fresh / "checkpoints")))
 
-    monkeypatch.setattr(sample, "load", local)
+    monkeypatch.setattr(policy, "load_params", local)
     loaded = tokens.open_run("gs://b/", n=1)
     prompt, answer = tokens.problems("gs://b/")[0]
     assert tokens.answers(loaded, prompt, answer)[0].tokens

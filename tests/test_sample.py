@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -95,7 +94,7 @@ def test_replies_are_marked(byte_tokenizer):
 
 def draws(c, prompt="6 * 7", **settings):
     shown = []
-    texts = sample.sample(c, Path("/nowhere"), prompt, write=shown.append, **settings)
+    texts = sample.sample(c, "/nowhere", prompt, write=shown.append, **settings)
     return texts, "".join(shown)
 
 
@@ -144,7 +143,7 @@ def test_refusals_and_a_warning(model, tmp_path, capsys):
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     model.tokenizer.path = str(tmp_path)
     with pytest.raises(ValueError, match="prompt: 0 tokens"):
-        sample.load(model, tmp_path, n=1, max_tokens=4, prompts=["\x1b[2J" + "x" * 9000, ""])
+        sample.load(model, str(tmp_path), n=1, max_tokens=4, prompts=["\x1b[2J" + "x" * 9000, ""])
     model.tokenizer.path, said = "", capsys.readouterr().err
     assert said.startswith(r"warning: the tokenizer does not know ['\x1b[2Jx") and len(said) < 600
 

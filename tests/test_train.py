@@ -19,6 +19,7 @@ from dapo_jax import algorithm, config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
+from dapo_jax.data import arithmetic
 from dapo_jax.log import metrics, tags
 from dapo_jax.rollout.engine import Response
 
@@ -207,6 +208,32 @@ def test_a_run_that_learns_nothing_stops_with_a_checkpoint(fields, steps, why, t
     assert last["step"] == steps and last["optim/updates"] == 0
     assert last["sampling/all_wrong_frac"] == 1.0
     assert ("alarm: step 1 (1 in a row): entropy " in said) == ("guard.entropy_max" in fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"checkpoint.best_metric": "eval/foo/avg@k"},
+            "foo/avg@k' is of no evaluation set; ",
+        ),
+        (
+            {"data.train": "t.jsonl", "tokenizer.path": "."},
+            "there are none: name one in",
+        ),
+    ],
+)
+def test_a_metric_that_cannot_rank_is_refused_before_anything_compiles(
+    fields, says, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    arithmetic.write_tokenizer(tmp_path / "tokenizer.model")
+    pathlib.Path("t.jsonl").write_text('{"problem": "f 4 g", "answer": "4"}\n')
+    c = small(1, checkpoint__keep_best=1)
+    c.update(fields)
+    with pytest.raises(config.ConfigError, match=f"^config.checkpoint.keep_best: .*{says}"):
+        train.train(c, tmp_path / "run")
+    assert not (tmp_path / "run/config.json").exists()
 
 
 @pytest.mark.parametrize("reading", ["off", "loss", "group"])

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from etils import epath
+
 from dapo_jax import build
 from dapo_jax.checkpoint import checkpoint, workdir as workdir_lib
 from dapo_jax.config import schema
@@ -24,7 +26,7 @@ class Policy(NamedTuple):
         return f"{self.steps} step {self.step}" if self.steps else str(self.model_dir)
 
 
-def find_policy(config, workdir: pathlib.Path, base: pathlib.Path | None, given="") -> Policy:
+def find_policy(config, workdir: pathlib.Path | epath.Path, base, given="") -> Policy:
     """The policy that `given` names, else the run's newest checkpoint, else `base`, the directory
     of the config's model. ValueError: there is no checkpoint."""
     if given:
@@ -35,8 +37,7 @@ def find_policy(config, workdir: pathlib.Path, base: pathlib.Path | None, given=
         return find_given(str(workdir), base)
     if base:
         return Policy(base)
-    remedy = "train there first, or name one by --checkpoint"
-    raise ValueError(f"--workdir={workdir}: no checkpoint in it; {remedy}")
+    raise ValueError(f"--workdir={workdir}: no checkpoint in it; train there first")
 
 
 def find_given(
@@ -68,12 +69,13 @@ def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
 
 
 def config_of_run(workdir: str) -> schema.Config | None:
-    """The config of the run in `workdir`; None if there is no run."""
+    """The config of the run in `workdir`; None where none is named. ValueError: there is no run."""
     if not workdir:
         return None
     file = workdir_lib.place(workdir, f"--workdir={workdir}") / "config.json"
     if not file.exists():
-        return None
+        why = "no run (no config.json) in it; name a config file: --config=FILE"
+        raise ValueError(f"{workdir}: {why}")
     try:
         return schema.of_run(file.read_text())
     except (ValueError, OSError) as error:

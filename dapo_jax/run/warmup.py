@@ -3,7 +3,7 @@
 Reinforcement learning can only reinforce what is sampled now and then. Phases of imitation give
 such a model in seconds. The usual two: SKILL shows nearly clean work, with a few slips, ramblings
 and endless loops; HABIT then shows work that breaks off, so that careful work stays known and
-becomes rare. Other habits make other bases (experiments/bases.py). Real models bring this from
+becomes rare. Other habits make other bases (lab/experiments/bases.py). Real models bring this from
 pre-training and need no warm-up, but may be shown worked examples of one's own (`Shown`).
 """
 

@@ -10,8 +10,6 @@ import functools
 import json
 import math
 import os
-import pathlib
-import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dapo_jax import sample
-from dapo_jax.checkpoint import workdir as workdir_lib
 from dapo_jax.data import answers as verifiers, verifier
 from dapo_jax.lab.dynamics import browse, logs
 from dapo_jax.model import qwen2
@@ -61,16 +58,7 @@ def open_run(
         raise ValueError(f"{path}: no config.json in it; give a run's directory")
     config.eval.temperature, config.eval.top_p, config.seed = temperature, 1.0, seed
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = 1, -1, 1  # not the run's own devices
-    load = functools.partial(sample.load, config, n=n, max_tokens=max_tokens, step=step)
-    if not workdir_lib.is_remote(path):
-        return load(pathlib.Path(os.path.expanduser(path)))
-    config.checkpoint.directory = config.checkpoint.directory or f"{path.rstrip('/')}/checkpoints"
-    with tempfile.TemporaryDirectory() as folder:  # the embedded task's tokenizer
-        there, here = logs.place(path) / "data", pathlib.Path(folder) / "data"
-        here.mkdir()
-        for file in there.iterdir() if logs.attempt(path, there.is_dir) else ():
-            (here / file.name).write_bytes(file.read_bytes())
-        return load(pathlib.Path(folder))
+    return sample.load(config, os.path.expanduser(path), n=n, max_tokens=max_tokens, step=step)
 
 
 def problems(path: str, most: int = 4) -> list[tuple[str, str]]:
