@@ -85,7 +85,7 @@ def step(
     row of the training set. on_phase: called with 'rollout' and with 'update' as each begins."""
     on_phase("rollout")
     batch, stats = algorithm.sample(algorithm, text, machine, stream, state)  # lines 2-8
-    machine.engine.release()  # what the cache took is the update's
+    machine.engine.release()  # the update needs the cache's memory
     on_phase("update")
     minibatches = make_minibatches(algorithm, batch.groups, state.counters.step)  # line 9
     knobs = update_knobs(algorithm, state.counters.step)  # of lines 10-11

@@ -126,8 +126,8 @@ _ON_CPU = {"xla_backend_optimization_level": 2, "xla_cpu_prefer_vector_width": 5
 # Products by cuBLAS: XLA's Triton adds a pass over the logits, 8 % of an update of 0.5B on H100.
 _ON_GPU = {"xla_gpu_enable_triton_gemm": False}
 
-# None are merged: of adapters' and the base's XLA would make one, and copy both weights, and the
-# result, to and from it (unmeasured; by bytes and FLOPs 5 % of an update of 7B). Where weights are
+# No products are merged: XLA would join the adapters' with the base's and copy both weights and the
+# result (unmeasured; by bytes and FLOPs 5 % of an update of 7B). Where weights are
 # split, jax 0.12 would then gather them beside fewer products.
 _OF_WHOLE_WEIGHTS = {"xla_gpu_dot_merger_threshold_mb": 0}
 

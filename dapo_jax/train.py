@@ -28,7 +28,7 @@ from dapo_jax.checkpoint.saver import Saver
 from dapo_jax.config import cli, schema, validation
 from dapo_jax.data import files, problems
 from dapo_jax.evaluation import beside
-from dapo_jax.evaluation.sampling import Evaluator, evaluate_sets
+from dapo_jax.evaluation.sampling import Evaluator, best_metric, evaluate_sets, rank
 from dapo_jax.hosts import leaving, processes, start
 from dapo_jax.hosts.watchdog import Watchdog
 from dapo_jax.log import goodput, guards, hardware, metrics, profiler, report, trackers
@@ -80,7 +80,7 @@ def train(
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
         processes.agree(resume.identity(text) | choose.files(config))
-        best_metric(config, text)
+        best_metric(config, text.evals)  # ConfigError: there is none
         tok = text.tokenizer
         machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
         for note in [*text.notes, report.describe(config, machine), f"workdir: {home.name}"]:
@@ -156,7 +156,7 @@ def run(
                 kept = state
                 hooks.phase("save")
                 workdir.try_to_send(home, say)  # a checkpoint has the records of its steps
-                saver.after_step(state, due=True, score=score(config, text, evaluation))
+                saver.after_step(state, due=True, score=rank(config, text.evals, evaluation))
             elif not saver.has(state.counters.step):  # a branch, whose origin may be removed
                 saver.after_step(state, due=True)
             history = guards.recall(metrics.read(home.local / "metrics.jsonl"))
@@ -191,12 +191,12 @@ def run(
                 stop = guards.why_stop(config, state.counters, log)
                 hooks.phase("save")
                 workdir.try_to_send(home, say)
-                rank = score(config, text, evaluation)
+                ranked = rank(config, text.evals, evaluation)
                 if last or stop:
-                    saver.last(state, rank)
+                    saver.last(state, ranked)
                 else:
                     best = bool(evaluation and keep.keep_best)
-                    saver.after_step(state, best or due(step, keep.every), rank)
+                    saver.after_step(state, best or due(step, keep.every), ranked)
                 if keep.export_every and (last or stop or due(step, keep.export_every)):
                     export.export(config, home, machine, state, say)
         except leaving.Leave:
@@ -229,28 +229,6 @@ def timed_step(
 
 def due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
-
-
-def best_metric(config, text: build.Text) -> str:
-    """The metric that `checkpoint.keep_best` ranks by. ConfigError: it is of no evaluation set."""
-    tag = config.checkpoint.best_metric or f"eval/{next(iter(text.evals), '')}/avg@k"
-    ends = "/", "_top_p"  # as `evaluate_sets` names metrics
-    of_sets = tuple(f"eval/{name}{end}" for name in text.evals for end in ends)
-    if config.checkpoint.keep_best and not tag.startswith(of_sets):
-        known = ", ".join(text.evals) or "none: name one in config.eval.files"
-        raise schema.ConfigError(
-            f"config.checkpoint.keep_best: {tag!r} is of no evaluation set; there are {known}"
-        )
-    return tag
-
-
-def score(config, text: build.Text, evaluation: dict[str, float]) -> float | None:
-    """What `checkpoint.keep_best` compares; None on a step without evaluation."""
-    tag = best_metric(config, text)
-    if config.checkpoint.keep_best and evaluation and tag not in evaluation:
-        known = ", ".join(t for t in evaluation if t.startswith("eval/"))
-        raise schema.ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")
-    return float(evaluation[tag]) if tag in evaluation else None
 
 
 def evaluate_policy(config, machine, text, state: State, writer, say) -> dict[str, float]:

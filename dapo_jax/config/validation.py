@@ -136,19 +136,18 @@ def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str
     """Mistakes of a shape on a mesh of these sizes. model: `config.model` or a `qwen2.Shape`."""
     tensor, lora = sizes["tensor"], model.lora
     size = lambda field: (f"model.{field}", getattr(model, field))
-    rows = [
-        (*size("num_heads"), model.num_kv_heads, "model.num_kv_heads"),
-        (*size("vocab_size"), tensor, "mesh.tensor"),
-        (*size("intermediate_size"), tensor, "mesh.tensor"),
-        (*size("hidden_size"), sizes["fsdp"], "mesh.fsdp"),
-    ]
-    fields = {"kv_heads": "num_kv_heads", "vocab": "vocab_size"}
-    fields |= {"mlp": "intermediate_size", "embed": "hidden_size"}
-    for phase, rules in sharding.to_dict().items():
-        for axis, field in fields.items():
-            if "," in (over := rules[axis]):
-                parts = math.prod(sizes.get(a, 1) for a in over.split(","))
-                rows.append((*size(field), parts, f"mesh {over}, by sharding.{phase}.{axis}"))
+    rows = [(*size("num_heads"), model.num_kv_heads, "model.num_kv_heads")]
+    fields = dict(vocab="vocab_size", mlp="intermediate_size", embed="hidden_size")
+    fields |= dict(heads="num_heads", kv_heads="num_kv_heads", head_dim="head_dim")
+    fields |= dict(layers="num_layers")
+    split = {
+        (fields[axis], axes): f"mesh {axes}, by sharding.{phase}.{axis}"
+        for phase, rules in sharding.to_dict().items()
+        for axis, axes in rules.items()
+        if axis in fields and (axis, axes) != ("kv_heads", "tensor")  # that is said below
+    }
+    for (field, axes), why in split.items():
+        rows.append((*size(field), math.prod(sizes.get(a, 1) for a in axes.split(",")), why))
     bad = _undivided(rows)
     if model.head_dim % 2:
         bad.append(f"model.head_dim = {model.head_dim} must be even (RoPE rotates halves)")

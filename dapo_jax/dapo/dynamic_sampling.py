@@ -60,8 +60,8 @@ class Collected(NamedTuple):
 
 
 MOST_AHEAD = 4  # a round draws at most this many times the batch
-MARGIN = 2.5  # standard deviations of the number accepted that a round draws ahead,
-SPARE = 0.1  # but at most so much of the batch: of a small one the spread is a large part
+MARGIN = 2.5  # a round aims so many standard deviations (of the number accepted) beyond `missing`,
+SPARE = 0.1  # but by at most this share of `need`: a small batch's spread is large
 
 
 def round_size(missing: int, accept_rate: float, need: int) -> int:

@@ -49,8 +49,8 @@ def shaped(score: np.ndarray, length: np.ndarray, max_tokens: int, reward) -> np
 
 def masks(truncated_NxG: np.ndarray, overlong_filter: str) -> tuple[np.ndarray, np.ndarray]:
     """bool [N, G] each: (responses whose tokens are trained on, responses that count in the mean
-    and std of their group). overlong_filter: 'off', 'loss' or 'group', what a truncated response
-    leaves. Of the loss alone the paper speaks: it "masks the loss of truncated samples"."""
+    and std of their group). overlong_filter: a truncated response is left out of nothing ('off'),
+    of the 'loss', or of both ('group'). The paper "masks the loss of truncated samples"."""
     everything = np.ones_like(truncated_NxG, bool)
     trained_NxG = everything if overlong_filter == "off" else ~truncated_NxG
     counted_NxG = ~truncated_NxG if overlong_filter == "group" else everything

@@ -1,7 +1,7 @@
 """k samples of each problem of a set, graded: for the command and for a training's evaluations."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data.problems import Encoded
 from dapo_jax.evaluation import scores as scores_lib
 from dapo_jax.evaluation.scores import Scores
+from dapo_jax.gate import ConfigError
 from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
 
@@ -73,3 +74,24 @@ def evaluate_sets(config, evaluator: Evaluator) -> tuple[dict[str, float], list[
         about = {"set": name, "top_p": draw.top_p}
         rows += (about | row for row in scores_lib.verdicts(data, scores))
     return out, rows
+
+
+def best_metric(config, sets: Collection[str]) -> str:
+    """The metric that `checkpoint.keep_best` ranks by. ConfigError: it is of none of the `sets`."""
+    tag = config.checkpoint.best_metric or f"eval/{next(iter(sets), '')}/avg@k"
+    of_sets = tuple(f"eval/{name}{end}" for name in sets for end in ("/", "_top_p"))
+    if config.checkpoint.keep_best and not tag.startswith(of_sets):
+        known = ", ".join(sets) or "none: name one in config.eval.files"
+        raise ConfigError(
+            f"config.checkpoint.keep_best: {tag!r} is of no evaluation set; there are {known}"
+        )
+    return tag
+
+
+def rank(config, sets: Collection[str], evaluation: dict[str, float]) -> float | None:
+    """What `checkpoint.keep_best` compares; None on a step without evaluation."""
+    tag = best_metric(config, sets)
+    if config.checkpoint.keep_best and evaluation and tag not in evaluation:
+        known = ", ".join(t for t in evaluation if t.startswith("eval/"))
+        raise ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")
+    return float(evaluation[tag]) if tag in evaluation else None

@@ -39,7 +39,7 @@ def choose(kind: str, dtype, head_dim: int, shared: bool = False) -> str:
     platform = parallel.platform()
     if platform == "tpu" and head_dim in (64, 128, 256):
         return "splash"
-    # From the same GPUs on there is cuDNN's.
+    # cuDNN's kernel needs the same GPUs.
     if parallel.runs_triton() and dtype == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128:
         return "triton" if paged_triton.fits(16, head_dim) and not shared else "cudnn"
     return "chunked"

@@ -235,7 +235,7 @@ def save(
     """Write a directory that `transformers` opens, whole or not at all; the host holds one tensor
     at a time. tokenizer_dir, usually what training started from, gives the tokenizer and what
     `shape` does not know (context length, special token ids, generation settings). Every process
-    calls this, and process 0 writes; its OSError comes when no gather needs it. ValueError: `path`
+    calls this, and process 0 writes; its OSError is raised after the last gather. ValueError: `path`
     holds something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
     path, dtype = Path(path), str(dtype)
     if dtype not in DTYPES:

@@ -44,7 +44,7 @@ def block_tokens(vocab: int) -> int:
 
 
 def block_sums(logits_NxV: jax.Array, temperature: jax.Array) -> Sums:
-    """[N, J], of float32 logits. Infinite ones count as LOWEST."""
+    """[N, J], of float32 logits. Minus infinity counts as LOWEST."""
     from jax.experimental import pallas as pl
 
     N, V = logits_NxV.shape

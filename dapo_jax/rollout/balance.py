@@ -23,8 +23,8 @@ from dapo_jax.parallel import Call
 from dapo_jax.rollout.schedule import Row, Schedule
 
 _MOST = 512  # page copies of one call
-# Tokens that a copied one has to spare the fullest shard: its bytes over a v5p's links take a fifth
-# of the time in which HBM gives them for 128 tokens of a chunk.
+# Tokens of relief for the fullest shard that moving one token must bring: a v5p's links send its
+# bytes in a fifth of the time in which HBM reads them for a chunk of 128.
 _PRICE = 0.25
 _LEAST = 1 / 64  # of the fullest shard's keys, for rows to move at all
 

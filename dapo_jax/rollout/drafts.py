@@ -21,8 +21,8 @@ from dapo_jax.rollout.schedule import Row
 from dapo_jax.rollout.settings import Rollout
 
 SOURCES = ("siblings", "own", "history")  # of like matches the first is taken
-GRAMS = (3, 1)  # tokens that a match has at least: the second where there is none of the first
-LONGEST = 12  # tokens that a match is looked at for
+GRAMS = (3, 1)  # least tokens of a match: 3 or, where nothing matches 3, 1
+LONGEST = 12  # tokens over which a match is compared, at most
 LATEST = 8  # places of a gram that are looked at, the latest ones
 LEAST = 0.1  # a token that is less probable to be kept is not worth a place
 KEPT = 2**24  # tokens of all problems, 4 bytes each, beyond which the oldest is forgotten
@@ -90,7 +90,7 @@ class Problem:
         self.close()
 
     def close(self) -> None:
-        """Gives the index back, which takes fifty times the room of what it is of."""
+        """Drop the index, which takes fifty times the memory of the indexed tokens."""
         self._ends: dict[tuple[int, ...], list[tuple[Text, int]]] | None = None
 
     def open(self, call: int, head: Sequence[int]) -> Text:

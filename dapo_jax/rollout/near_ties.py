@@ -22,7 +22,7 @@ from dapo_jax.rollout import draw
 EPS = 2.0**-24  # the most that rounding to float32 changes a number, of its size
 INT8 = 2.0**-8  # half a step of int8's 127, of a head's largest number
 PRODUCTS = 7  # one behind the other in a layer: q k v, scores, values, o, gate and up, down; a norm
-THRICE = 3  # who errs: either program, and the sums here
+THRICE = 3  # roundings: of the two programs, and of the sums here
 
 
 def allowance(shape: qwen2.Shape, dtype, quantized: bool) -> float:

@@ -102,7 +102,7 @@ def _decode(shape, kernel, g, steps, stop_ids, near, mode, params, pool, slots, 
 def asked_every(g: paged.Geometry, steps: int) -> int:
     """Tokens between two looks at whether all rows have ended, which on a slice is an all-reduce
     over the shards, and on a GPU ends a queue of kernels; up to 7 tokens more are drawn and not
-    counted. Where a row's guesses are looked at it ends after one."""
+    counted. With drafts 1: the host looks at each pass."""
     return math.gcd(steps, 8) if g.by_kernel and not g.gathers else 1
 
 

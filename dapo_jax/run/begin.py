@@ -25,7 +25,7 @@ def start_state(
 ) -> tuple[State, bool]:
     """(where the run begins, whether it goes on from a checkpoint):
     1. at the newest whole checkpoint of this run, if there is one that `accept` does not refuse;
-    2. else with the parameters of `init_from`, if that is set, or as that run went on;
+    2. else at `init_from`, if set: its parameters or, by init_state='all', its whole state;
     3. else with the model directory's weights, or random ones, after the warm-up if there is one.
     Adapters (LoRA) are added to what 2 and 3 say, which stays as it is from then on.
     """
