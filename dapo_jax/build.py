@@ -169,6 +169,9 @@ def build_machine(
     if kernel == "triton" and not paged_triton.fits(16, shape.head_dim):
         why = f"triton takes heads of 16, 32, 64 or 128 numbers, and these have {shape.head_dim}"
         raise schema.ConfigError(f"config.model.attention: {why}; set 'auto'")
+    if shape.attention == "cudnn" and not attention_kernels.runs_cudnn(*how[1:3]):
+        why = "cudnn takes GPUs from Ampere on, bfloat16, and heads of 8, 16, ... 128 numbers"
+        raise schema.ConfigError(f"config.model.attention: {why}; set 'auto'")
     machine = assemble(config, mesh, shape, stop_ids, model_dir, others)
     if bad := validation.check_cache(config, machine.engine.geometry, sizes):
         raise schema.ConfigError("\n".join(bad))

@@ -5,7 +5,8 @@
     python -m dapo_jax.convert check DIR         this project's logits next to transformers'
 
 The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), for
-`--config.init_from=DST`. `check` exits with 0 if logits agree, 1 if not, 2 without `transformers`.
+`--config.init_from=DST`. `check` exits with 0 if logits agree, 1 if not or after an error, 2
+without `transformers`.
 """
 
 import argparse
@@ -35,9 +36,7 @@ _CHOICES = set(qwen2.compute_choices(schema.base()))
 
 def save_params(directory: str | Path, shape: Shape, params: Params) -> None:
     """Save parameters and shape as step 0 of a new directory. ValueError: it is not empty."""
-    path = Path(directory)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path}: exists already; choose another directory or remove it")
+    path = hf.new_directory(directory)
     what = {k: v for k, v in shape._asdict().items() if k not in _CHOICES}
     state = ocp.args.JsonSave({"shape": what, "versions": checkpoint.versions()})
     arrays = ocp.args.StandardSave({"params": params})
@@ -86,7 +85,9 @@ def _saved_shape(state: dict) -> Shape:
         c.update({k: known[k] for k in sizes if k in known})
     except (KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint does not say which model it holds ({error})") from error
-    return hf.read_shape(hf.resolve(c.model.path)) if c.model.path else qwen2.shape_from_config(c)
+    if not c.model.path:
+        return qwen2.shape_from_config(c)
+    return hf.read_shape(hf.resolve(c.model.path, weights=False))
 
 
 class Agreement(NamedTuple):
@@ -121,6 +122,7 @@ def transformers_logits(directory: Path, tokens_BxT: np.ndarray, dtype="float32"
 
 
 def to_orbax(src: str, dst: str, dtype: str) -> int:
+    hf.new_directory(dst)  # before anything is loaded
     directory = hf.resolve(src)
     shape = hf.read_shape(directory)
     save_params(dst, shape, hf.load_params(directory, shape, *_layout(shape), dtype=dtype))
@@ -129,10 +131,11 @@ def to_orbax(src: str, dst: str, dtype: str) -> int:
 
 
 def to_hf(src: str, dst: str, dtype: str, tokenizer: str | None) -> int:
-    started_from = _newest(src)[1].get("config", {}).get("model.path", "")
-    tokenizer = tokenizer or started_from
+    hf.new_directory(dst)  # before anything is loaded
+    tokenizer = tokenizer or _newest(src)[1].get("config", {}).get("model.path", "")
+    directory = hf.resolve(tokenizer, weights=False) if tokenizer else None
     shape, params = load_params(src)
-    hf.save(dst, shape, params, dtype, hf.resolve(tokenizer) if tokenizer else None)
+    hf.save(dst, shape, params, dtype, directory)
     note = f"tokenizer of {tokenizer}" if tokenizer else "no tokenizer (see --tokenizer)"
     print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}, {note}")
     return 0

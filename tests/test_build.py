@@ -95,6 +95,12 @@ def test_triton_attention_has_heads_of_powers_of_two():
         made(model__attention="triton", model__head_dim=24)
 
 
+@pytest.mark.parametrize("fields", [{}, {"model__dtype": "bfloat16", "model__head_dim": 16}])
+def test_cudnn_is_refused_where_it_cannot_run(fields):
+    with pytest.raises(config.ConfigError, match="attention: cudnn takes GPUs from .*set 'auto'"):
+        made(model__attention="cudnn", **fields)
+
+
 def test_passes_have_as_many_rows_for_each_device():
     c = changed(optim__micro_batch_rows=6)
     config.validate(c, 8)

@@ -70,6 +70,34 @@ def test_one_line_errors(tmp_path, source, capsys, command, message):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        ("to-orbax source source", "exists already"),
+        ("to-hf orbax source", "exists already"),
+        ("to-hf orbax new --tokenizer=/no/such", "no such directory"),
+    ],
+)
+def test_weights_are_read_when_all_else_is_there(
+    tmp_path, source, capsys, monkeypatch, command, message
+):
+    convert.main(["to-orbax", str(source), str(tmp_path / "orbax")])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hf, "load_params", None)
+    monkeypatch.setattr(convert, "load_params", None)
+    with pytest.raises(SystemExit):
+        convert.main(command.split())
+    assert message in capsys.readouterr().err
+
+
+def test_the_folder_one_stands_in_is_a_destination(tmp_path, source, monkeypatch):
+    convert.main(["to-orbax", str(source), str(tmp_path / "orbax")])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert convert.main(["to-hf", "../orbax", "."]) == 0
+    assert hf.read_shape(tmp_path / "here") == hf.read_shape(source)
+
+
 def test_check_without_transformers(source, capsys, monkeypatch):
     monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
     assert convert.main(["check", str(source)]) == 2

@@ -357,12 +357,15 @@ TAGS["ess"] = {"tokens/ess"}
         ({"loss.objective": "kl_cov", "tokens.kl_cov_share": 0.0}, "tokens.kl_cov_share: 0.0"),
         (
             {"loss.objective": "kl_cov", "tokens.clip_cov_share": 0.1},
-            "tokens.clip_cov_share: 0.1 is",
+            "tokens.clip_cov_share: 0.1 belongs",
         ),
-        ({"tokens.entropy_share": 0.5}, "tokens.entropy_share: 0.5 is of another objective than"),
+        (
+            {"tokens.entropy_share": 0.5},
+            "tokens.entropy_share: 0.5 belongs to another objective",
+        ),
         (
             {"loss.objective": "ess", "loss.kl_coef": 0.1},
-            "loss.kl_coef: 'ess' weighs a KL to the ol",
+            "loss.kl_coef: 'ess' has a KL term of its o",
         ),
         (
             {"loss.objective": "clip_cov", "loss.dual_clip": 3.0},

@@ -217,6 +217,9 @@ def test_sizes():
     assert reader(page_tokens=64) == reader(page_tokens=0) == "triton"
     assert reader(page_tokens=8) == reader(page_tokens=24) == "pages"
     assert reader(page_tokens=64, shape=SHAPE._replace(head_dim=80)) == "pages"
+    heads = lambda n: SHAPE._replace(num_heads=n, num_kv_heads=1)  # of one block
+    assert reader(page_tokens=64, shape=heads(16)) == "triton"
+    assert reader(page_tokens=64, shape=heads(17)) == "pages"
     assert reader(page_tokens=600) == "rows"
     assert geometry(page_tokens=0, row_tokens=100) == geometry(page_tokens=104, row_tokens=100)
     g = geometry(page_tokens=0, row_tokens=4000)

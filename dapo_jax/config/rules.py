@@ -36,8 +36,8 @@ def relations(c: Config) -> list[str]:
     rollout, sampling, reward, loss = c.rollout, c.dynamic_sampling, c.reward, c.loss
     curriculum, critic, stale, turns = c.curriculum, c.critic, rollout.staleness, rollout.turns
     corrected = loss.importance_cap > 0  # which needs old_logprobs='recompute'
-    kept = ("scale", "leave_one_out", "whiten") if critic.enabled else ()
-    changed = {n: (getattr(c.advantage, n), getattr(Advantage(), n)) for n in kept}
+    usual = Advantage().to_dict() if critic.enabled else {}
+    changed = {n: (getattr(c.advantage, n), value) for n, value in usual.items()}
     return wrong(
         # responses of several turns
         (turns and not reward.reply,
@@ -78,21 +78,21 @@ def relations(c: Config) -> list[str]:
         (curriculum.temperature_schedule != "constant" and sampling.surplus == "carry",
          "config.curriculum.temperature_schedule: the log-probs of groups carried over are of an earlier temperature; set dynamic_sampling.surplus='drop'"),
         # a value model, which gives each token its own advantage
-        *((value != usual, f"config.advantage.{name}: {value!r} is of advantages within a group; with critic.enabled they are GAE's: leave it at {usual!r}")
+        *((value != usual, f"config.advantage.{name}: {value!r} is for advantages within a group; with critic.enabled GAE makes them: leave it at {usual!r}")
           for name, (value, usual) in changed.items()),
         (critic.enabled and c.optim.share_prompts,
          "config.optim.share_prompts: a value model reads each response behind a prompt of its own; with critic.enabled set it to False"),
         (critic.enabled and critic.bootstrap_truncated and loss.overlong_filter != "off",
-         f"config.critic.bootstrap_truncated: True is of truncated responses, and loss.overlong_filter={loss.overlong_filter!r} leaves them out; set it to off"),
+         f"config.critic.bootstrap_truncated: True needs truncated responses, which loss.overlong_filter={loss.overlong_filter!r} leaves out; set that to 'off'"),
         (critic.enabled and critic.bootstrap_truncated and reward.overlong_penalty,
          "config.critic.bootstrap_truncated: True drops the reward of a truncated response and its overlong penalty with it, so that the longest would be the least punished; set reward.overlong_penalty=0"),
         (critic.enabled and one_ratio(loss) and loss.objective != "gspo_token",
          f"config.loss.objective: {loss.objective!r} has one ratio for a response, and with critic.enabled each token has its own advantage; set ppo, cispo or gspo_token"),
         # objectives that look at the whole mini-batch
         (loss.objective == "ess" and loss.kl_coef,
-         "config.loss.kl_coef: 'ess' weighs a KL to the old policy by its sample size, and there is one KL term; set 0"),
+         "config.loss.kl_coef: 'ess' has a KL term of its own, to the old policy, and there can be only one; set 0"),
         *((value != (usual := getattr(Tokens(), name)) and not name.startswith(loss.objective.removeprefix("high_")),
-           f"config.tokens.{name}: {value} is of another objective than loss.objective={loss.objective!r}; leave it at {usual}")
+           f"config.tokens.{name}: {value} belongs to another objective than loss.objective={loss.objective!r}; leave it at {usual}")
           for name, value in c.tokens.to_dict().items()),
         ("task" in warm_up(c) and (c.data.train or c.model.path),
          "config.supervised_warmup: skill_steps and habit_steps are for the embedded task only; set both to 0, and name worked examples of your own in supervised_warmup.files"),

@@ -61,6 +61,7 @@ class Loss(Section, place="loss"):
             (0 < self.dual_clip <= 1, f"config.loss.dual_clip: {self.dual_clip} must exceed 1 (or be 0: off)"),
             (self.importance_cap and self.old_logprobs == "reuse", "config.loss.importance_cap: needs loss.old_logprobs='recompute'; with 'reuse' the sampler's log-probs already are the denominator"),
             (self.importance != "token" and not self.importance_cap, f"config.loss.importance: {self.importance!r} needs loss.importance_cap > 0, the largest weight"),
+            (self.entropy_enough and not self.entropy_coef, "config.loss.entropy_enough: there is no bonus to stop; set loss.entropy_coef, or entropy_enough=0"),
             (self.importance_floor and not self.importance.endswith("_mask"), f"config.loss.importance_floor: only a mask has one, and loss.importance is {self.importance!r}"),
         )
 

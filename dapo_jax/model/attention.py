@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 _MASKED = -1e30  # finite: a row of padding must not turn into NaN
 _F32 = dict(preferred_element_type=jnp.float32)
-# Lowest bits of a segment's number, which tell the sequences of a row apart; the bits above are the
-# number of a prompt that several of them share, whose own cells have that number and 0 below.
+# So many low bits of a segment's number tell the sequences of a row apart. The bits above number a
+# prompt that several of them share; the prompt's own cells have 0 in the low bits.
 SHARED = 16
 
 

@@ -39,10 +39,14 @@ def choose(kind: str, dtype, head_dim: int, shared: bool = False) -> str:
     platform = parallel.platform()
     if platform == "tpu" and head_dim in (64, 128, 256):
         return "splash"
-    # cuDNN's kernel needs the same GPUs.
-    if parallel.runs_triton() and dtype == jnp.bfloat16 and head_dim % 8 == 0 and head_dim <= 128:
+    if runs_cudnn(dtype, head_dim):
         return "triton" if paged_triton.fits(16, head_dim) and not shared else "cudnn"
     return "chunked"
+
+
+def runs_cudnn(dtype, head_dim: int) -> bool:
+    """Whether cuDNN's kernel runs here; it needs the GPUs that Triton needs."""
+    return parallel.runs_triton() and dtype == jnp.bfloat16 and head_dim in range(8, 136, 8)
 
 
 def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:

@@ -224,6 +224,13 @@ def _read(stored, w: Weight, ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
 Tensors = list[tuple[Weight, int]]  # weights and which layer of each
 
 
+def new_directory(path: str | Path) -> Path:
+    """The path, absolute. ValueError: there is something in it."""
+    if (path := Path(path).absolute()).exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path}: exists already; choose another directory or remove it")
+    return path
+
+
 def save(
     path: str | Path,
     shape: Shape,
@@ -235,13 +242,11 @@ def save(
     """Write a directory that `transformers` opens, whole or not at all; the host holds one tensor
     at a time. tokenizer_dir, usually what training started from, gives the tokenizer and what
     `shape` does not know (context length, special token ids, generation settings). Every process
-    calls this, and process 0 writes; its OSError is raised after the last gather. ValueError: `path`
-    holds something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
-    path, dtype = Path(path), str(dtype)
+    calls this, and process 0 writes; its OSError is raised after the last gather. ValueError:
+    `path` holds something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
+    path, dtype = new_directory(path), str(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: wants one of {', '.join(DTYPES)}")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path}: exists already; choose another directory or remove it")
     small = _small_files(tokenizer_dir, shape, dtype)
     files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
     small |= {hf_format.INDEX: index} if len(files) > 1 else {}

@@ -11,7 +11,7 @@ def even_keys(params: Params) -> Params:
     rounded away. Queries take the factors back: powers of two, one for both components that RoPE
     turns into each other, so that scores stay the same bit for bit. The range of a component: its
     bias and four standard deviations of a normalized input. Where a norm follows (Qwen3), its scale
-    takes the factors, of the head in which a component is largest."""
+    takes the factors: each component's from the head where it is largest."""
     b = params["blocks"]
     spread_LxKxd = jnp.sqrt(jnp.square(b["attn_norm"][:, :, None, None] * b["k"]).sum(1))
     range_LxKxd = (jnp.abs(b["k_bias"]) if "k_bias" in b else 0.0) + 4 * spread_LxKxd

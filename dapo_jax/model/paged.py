@@ -2,8 +2,8 @@
 
 A page holds the keys (or values) of `page_tokens` consecutive tokens of one row; a row is a list of
 page numbers, its table. Rows take memory as they grow, and may share the pages of a prompt. The
-pool is carried whole through the layers and the decode loop, and written in place. But for the TPU
-kernel keys lie transposed, [d, P]: a product with one query takes half the time on CPU.
+pool is carried whole through the layers and the decode loop, and written in place. Except for the
+TPU kernel, keys lie transposed, [d, P]: a product with one query takes half the time on CPU.
 
 A quantized pool holds int8, with a float32 scale for each token and head. No key is dequantized
 while decoding: the keys' scales multiply scores, those of values the weights of the softmax.
@@ -134,8 +134,9 @@ def geometry(
     page_tokens = -(-min(page_tokens, row_tokens) // together) * together
     row_pages = -(-row_tokens // page_tokens)
     reader = "kernel" if platform == "tpu" else "rows" if row_pages == 1 else "pages"
-    if platform == "gpu" and reader == "pages" and paged_triton.fits(page_tokens, shape.head_dim):
-        reader = "triton"
+    group = shape.num_heads // shape.num_kv_heads
+    triton = platform == "gpu" and paged_triton.fits(page_tokens, shape.head_dim, group)
+    reader = "triton" if triton and reader == "pages" else reader
     lanes = _LANES if reader == "kernel" else 1
     rows = slots // shards
     arrays = 1 if shape.scan_layers else shape.num_layers

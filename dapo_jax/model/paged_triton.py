@@ -19,16 +19,18 @@ import jax.numpy as jnp
 from dapo_jax import parallel
 
 _MASKED = -1e30  # finite: exp2 of a difference to it is 0 and not NaN
-_HEADS = 16  # the fewest rows of a tensor core's product
+_HEADS = 16  # rows of a tensor core's product, at least
 _WARPS, _STAGES = 4, 2
 _PROGRAMS = 264  # two for each of an H100's 132 multiprocessors; one number for all cards
 _SHARE = 8  # pages, of the longest row, that are worth a program
 
 
-def fits(page_tokens: int, head_dim: int) -> bool:
-    """Triton's blocks are powers of two, a tensor core's of 16 at least."""
+def fits(page_tokens: int, head_dim: int, group: int = 1) -> bool:
+    """Triton's blocks are powers of two, a tensor core's of 16 at least. group: query heads of a
+    key head, all in one block of _HEADS."""
     power_of_two = lambda n: n & (n - 1) == 0
-    return all(n >= 16 and power_of_two(n) for n in (page_tokens, head_dim))
+    blocks = all(n >= 16 and power_of_two(n) for n in (page_tokens, head_dim))
+    return blocks and group <= _HEADS
 
 
 def shares(rows: int, kv_heads: int, row_pages: int) -> int:

@@ -19,7 +19,7 @@ class Rollout(Section, place="rollout"):
     chunk: int = setting(8, "tokens decoded between two host visits", 1, TOKENS)
     prefill_prompts: int = setting(16, "prompts per prefill call", 1, ROWS)
     prefill_tokens: int = setting(512, "tokens of each prompt per prefill call; longer prompts take several calls", 8, TOKENS)
-    page_tokens: int = setting(0, "tokens of a cache page; 0 = 128, and on CPU a value that model/paged.py measured to be fast", 0, TOKENS)
+    page_tokens: int = setting(0, "tokens of a cache page; 0 = 128 on TPUs, 64 on GPUs, and on CPU a value that model/paged.py measured to be fast", 0, TOKENS)
     cache_dtype: str = setting("model", "keys and values while sampling: in model.dtype, or int8 with one scale per token and head, half the bytes; needs loss.importance_cap", choices=("model", "int8"))
     cache_fraction: float = setting(1.0, "size of the cache, as a share of what all slots at full length would fill; rows that no longer fit are sampled again later", 1e-6, 1.0)
     staleness: int = setting(0, "S: a step ends as soon as its batch is complete, unfinished responses continue in the next, and no trained token is older than S steps (docs/staleness.md); needs loss.importance_cap; 0 = a step ends when all its responses have", 0, 64)
@@ -30,4 +30,7 @@ class Rollout(Section, place="rollout"):
     reply_tokens: int = setting(256, "most tokens of one reply's text; the rest is cut off", 1, TOKENS)
 
     def mistakes(self) -> list[str]:
-        return wrong((0 < self.draft_places < self.slots, f"config.rollout.draft_places: {self.draft_places} is less than rollout.slots = {self.slots}; set 0 for the slots' own places, or more"))
+        return wrong(
+            (0 < self.draft_places < self.slots, f"config.rollout.draft_places: {self.draft_places} is less than rollout.slots = {self.slots}; set 0 for the slots' own places, or more"),
+            (self.draft_places and not self.draft_tokens, "config.rollout.draft_places: nothing is guessed; set rollout.draft_tokens, or draft_places=0"),
+        )

@@ -24,7 +24,7 @@ class Curriculum(Section, place="curriculum"):
             (self.revisit_epochs and not self.pass_rate_cap, "config.curriculum.revisit_epochs: wants pass_rate_cap, which leaves them out"),
             (not self.band_low < self.band_high, f"config.curriculum.band_low: {self.band_low} is not below band_high = {self.band_high}: no group would lie between them"),
             (moves and not self.temperature_steps, f"config.curriculum.temperature_steps: schedule {self.temperature_schedule!r} needs the rollout steps in which the temperature changes"),
-            (self.temperature_steps and not moves, "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps; set 'linear' or 'cosine'"),
+            ((self.temperature_steps or self.temperature_end != 1.0) and not moves, "config.curriculum.temperature_schedule: 'constant' takes no temperature_steps or temperature_end; set 'linear' or 'cosine'"),
         )
 
 
@@ -43,6 +43,9 @@ class Critic(Section, place="critic"):
     length_alpha: float = setting(0.05, "alpha of the policy's length-adaptive lambda 1 - 1 / (alpha l) (VAPO Eq. 5), l tokens; 0 = lambda_policy at any length", 0.0, 1e6)
     bootstrap_truncated: bool = setting(False, "a response cut at rollout.max_response_tokens continues with the value of its last state, in place of its reward; False = its reward, and 0 after it")
     clip: float = setting(0.0, "a value is trained only within this distance of its value at the start of the step, in the reward's unit (PPO's value clip); 0 = off", 0.0, 1e6)
+
+    def mistakes(self) -> list[str]:
+        return wrong((self.init_from and not self.enabled, "config.critic.init_from: there is no value model to start; set critic.enabled=True, or init_from=''"))
 
 
 @dataclass

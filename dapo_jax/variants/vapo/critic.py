@@ -1,8 +1,8 @@
 """The value model: the policy's body with one number a token, and an optimizer of its own.
 
 V at the cell that reads token t is the value of the state in which token t + 1 is chosen. VAPO
-(arXiv 2504.05118, section 4.1) starts it from a reward model, VC-PPO (2503.01491) found why that
-alone fails; `critic.init_from` names a directory of either kind, '' takes the policy's weights.
+(arXiv 2504.05118, section 4.1) starts it from a reward model; VC-PPO (2503.01491) found why that
+alone fails. `critic.init_from` names a reward or language model; '' takes the policy's weights.
 
 Dims: A micro-batches, R rows, T cells, D hidden.
 """
