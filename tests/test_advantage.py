@@ -10,8 +10,8 @@ from dapo_jax.dapo.advantage import group_normalize
 from dapo_jax.dapo.settings import Advantage
 
 
-def normalize(rewards, counted=None, **fields):
-    counted = None if counted is None else np.array(counted, bool)
+def normalize(rewards, counted=True, **fields):
+    counted = np.broadcast_to(np.array(counted, bool), np.shape(rewards))
     return group_normalize(np.array(rewards), Advantage(**fields), counted)
 
 
@@ -34,11 +34,10 @@ def test_against_python_statistics(data):
     number = st.integers(-2000, 1000).map(lambda i: i / 1000)
     table = lambda of: st.lists(st.lists(of, min_size=G, max_size=G), min_size=N, max_size=N)
     rewards = data.draw(table(number | st.sampled_from([1.0, -1.0])))
-    counted = data.draw(st.none() | table(st.booleans()))
+    counted = data.draw(table(st.booleans()))
     ddof, epsilon = data.draw(st.sampled_from([0, 1])), data.draw(st.sampled_from([1e-6, 1e-4]))
     got = normalize(rewards, counted, ddof=ddof, epsilon=epsilon)
-    masks = counted or [[True] * G] * N
-    expected = [oracle(r, c, ddof, epsilon) for r, c in zip(rewards, masks, strict=True)]
+    expected = [oracle(r, c, ddof, epsilon) for r, c in zip(rewards, counted, strict=True)]
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     assert got.dtype == np.float32
 

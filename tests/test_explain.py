@@ -124,7 +124,8 @@ def test_what_a_sample_is_made_of(made, tmp_path, capsys):
     of = lambda r: r["score"] + min(0.0, (c.rollout.max_response_tokens - 4 - r["tokens"]) / 4)
     assert [r["reward"] for r in rows] == [of(r) for r in rows]
     assert [r["parts"] for r in rows] == [{"length": len(r["response"])} for r in rows]
-    normal = advantage.group_normalize(np.array([[of(r) for r in rows]]), c.advantage)
+    everything = np.ones((1, len(rows)), bool)
+    normal = advantage.group_normalize(np.array([[of(r) for r in rows]]), c.advantage, everything)
     assert [r["advantage"] for r in rows] == normal[0].tolist()
     mine = found["tokens"]
     assert [t["id"] for t in mine] == group.responses[1].tokens.tolist()

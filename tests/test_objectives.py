@@ -172,18 +172,19 @@ def test_cispo_says_where_its_bounds_weigh():
 
 
 REWARDS = np.array([[1.0, 0, 0, 1], [1, 1, 1, 0]])
+ALL = np.ones(REWARDS.shape, bool)
 OTHERS = Advantage(scale="none", leave_one_out=True)
 
 
 def test_without_std_by_the_batch_s_and_against_the_others():
     centred = [[0.5, -0.5, -0.5, 0.5], [0.25, 0.25, 0.25, -0.75]]
-    none = group_normalize(REWARDS, Advantage(scale="none"))
+    none = group_normalize(REWARDS, Advantage(scale="none"), ALL)
     np.testing.assert_allclose(none, centred, rtol=1e-6)
-    batch = group_normalize(REWARDS, Advantage(ddof=0, epsilon=1e-12, scale="batch"))
+    batch = group_normalize(REWARDS, Advantage(ddof=0, epsilon=1e-12, scale="batch"), ALL)
     np.testing.assert_allclose(batch, np.divide(centred, 0.46770717334674267), rtol=1e-6)
-    batch = group_normalize(REWARDS, Advantage(ddof=1, epsilon=1e-12, scale="batch"))
+    batch = group_normalize(REWARDS, Advantage(ddof=1, epsilon=1e-12, scale="batch"), ALL)
     np.testing.assert_allclose(batch, np.divide(centred, 0.5), rtol=1e-6)
-    others = group_normalize(REWARDS, OTHERS)
+    others = group_normalize(REWARDS, OTHERS, ALL)
     np.testing.assert_allclose(others, np.divide([[2, -2, -2, 2], [1, 1, 1, -3]], 3), rtol=1e-6)
     counted = np.array([[True, True, False, True]])  # who is filtered is nobody's baseline
     got = group_normalize(np.array([[1.0, 0.0, 9.0, 0.0]]), OTHERS, counted)

@@ -6,7 +6,7 @@ from dapo_jax.dapo.settings import Advantage
 
 
 def group_normalize(
-    rewards_NxG: np.ndarray, settings: Advantage, counted_NxG: np.ndarray | None = None
+    rewards_NxG: np.ndarray, settings: Advantage, counted_NxG: np.ndarray
 ) -> np.ndarray:
     """(r - mean) / (std + epsilon) within each group; every token of a response gets its value.
 
@@ -16,10 +16,9 @@ def group_normalize(
     with fewer than two counted is all zeros: nothing can be compared. float32 [N, G].
     """
     r = np.asarray(rewards_NxG, np.float64)
-    counted = np.ones(r.shape, bool) if counted_NxG is None else counted_NxG
-    n_Nx1 = counted.sum(1, keepdims=True)
-    mean_Nx1 = np.where(counted, r, 0).sum(1, keepdims=True) / np.maximum(n_Nx1, 1)
-    gap = np.where(counted, r - mean_Nx1, 0)
+    n_Nx1 = counted_NxG.sum(1, keepdims=True)
+    mean_Nx1 = np.where(counted_NxG, r, 0).sum(1, keepdims=True) / np.maximum(n_Nx1, 1)
+    gap = np.where(counted_NxG, r - mean_Nx1, 0)
     std_Nx1 = np.sqrt((gap**2).sum(1, keepdims=True) / np.maximum(n_Nx1 - settings.ddof, 1))
     if settings.scale == "batch":
         std_Nx1[:] = np.sqrt((gap**2).sum() / max(n_Nx1.sum() - settings.ddof, 1))

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dapo_jax import build
+from dapo_jax.config import schema
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data.problems import Encoded
 from dapo_jax.evaluation import scores as scores_lib
 from dapo_jax.evaluation.scores import Scores
-from dapo_jax.gate import ConfigError
 from dapo_jax.reward import grading
 from dapo_jax.rollout.draw import Draw
 
@@ -82,7 +82,7 @@ def best_metric(config, sets: Collection[str]) -> str:
     of_sets = tuple(f"eval/{name}{end}" for name in sets for end in ("/", "_top_p"))
     if config.checkpoint.keep_best and not tag.startswith(of_sets):
         known = ", ".join(sets) or "none: name one in config.eval.files"
-        raise ConfigError(
+        raise schema.ConfigError(
             f"config.checkpoint.keep_best: {tag!r} is of no evaluation set; there are {known}"
         )
     return tag
@@ -93,5 +93,5 @@ def rank(config, sets: Collection[str], evaluation: dict[str, float]) -> float |
     tag = best_metric(config, sets)
     if config.checkpoint.keep_best and evaluation and tag not in evaluation:
         known = ", ".join(t for t in evaluation if t.startswith("eval/"))
-        raise ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")
+        raise schema.ConfigError(f"config.checkpoint.best_metric: no {tag!r}; there are {known}")
     return float(evaluation[tag]) if tag in evaluation else None

@@ -161,7 +161,7 @@ def learn(
 ) -> tuple[State, list[dict], dict]:  # fmt: skip
     """`inner`, an `Algorithm.learn`, each of whose updates is given what the method changes."""
     config, trainer, found = algorithm.config, machine.trainer, []
-    value, change = programs(trainer, method, *_values(config.tokens))
+    value, change = programs(trainer, method, *config.tokens.to_dict().values())
     recompute = config.loss.old_logprobs == "recompute"
     drawn = [sum(np.count_nonzero(i.sampled_logps != np.inf) for i in items if i.weight)
              for items in minibatches]  # fmt: skip
@@ -204,10 +204,6 @@ def with_lots(item: Item, rng: np.random.Generator) -> Item:
     """An item whose last term weight is a uniform number per token."""
     lots = rng.random(len(item.response), np.float32)
     return item._replace(term_weights=(*item.term_weights, lots))
-
-
-def _values(settings: Tokens) -> tuple[float, ...]:
-    return tuple(settings.to_dict().values())
 
 
 @functools.lru_cache(maxsize=8)
