@@ -12,7 +12,9 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (jax[tpu])"
 )
 
-slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)  # a case of a test
+# A case of a test.
+slow = lambda *case: pytest.param(*case, marks=pytest.mark.slow)
+nightly = lambda *case: pytest.param(*case, marks=pytest.mark.nightly)
 
 
 @contextlib.contextmanager

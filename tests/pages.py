@@ -166,3 +166,10 @@ def words(line: str) -> list[str]:
     python, *arguments = shlex.split(line)
     assert python == "python", line
     return arguments
+
+
+def typed(shell, folder: pathlib.Path, line: str, *flags: str) -> str:
+    """What a line that ends well says, typed in the folder with these flags behind it."""
+    done = shell.python(*words(line.partition("#")[0]), *flags, cwd=folder)
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ RULES = config.base().sharding.train.to_dict()
 B, H, K, T = 2, 4, 2, 300
 # Three sequences and padding; one long sequence and one token.
 SEGMENTS = np.array([[1] * 130 + [2] * 7 + [3] * 131 + [0] * 32, [1] * 299 + [2]], np.int32)
+
+CUDNN = SimpleNamespace(cudnn_get_version=lambda: 91000)  # which is not here
 
 
 def inputs(d):
@@ -47,22 +50,29 @@ def test_splash_has_a_kernel_for_rows_of_every_length(block):
     splash._kernel(2, block, block)
 
 
-@pytest.mark.parametrize("sizes", [slow((1, 1, 2)), slow((2, 1, 2))], ids=str)
-def test_splash_on_meshes(sizes):
+def on_mesh(sizes, attend):
     """Heads over `tensor`, rows over `data`."""
     mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
 
+    @jax.jit
     def run(*args):
         with parallel.mesh_scope(mesh, RULES):
-            return splash.splash(*args, SEGMENTS)
+            return attend(*args, SEGMENTS)
 
-    assert_attends(jax.jit(run), 64)
+    return run
+
+
+@pytest.mark.parametrize("sizes", [slow((1, 1, 2)), slow((2, 1, 2))], ids=str)
+def test_splash_on_meshes(sizes):
+    assert_attends(on_mesh(sizes, splash.splash), 64)
 
 
 @pytest.mark.slow
-def test_splash_in_bfloat16():
-    low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(128))
-    got = value_and_gradient(lambda *a: splash.splash(*a, SEGMENTS))(low)
+@pytest.mark.parametrize(("kernel", "d"), [("splash", 128), ("triton", 16)])
+def test_a_kernel_in_bfloat16(kernel, d):
+    low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(d))
+    run = jax.jit(lambda *a: splash.kernel(kernel, jnp.bfloat16, d)(*a, SEGMENTS, 64))
+    got = value_and_gradient(run)(low)
     assert got[1].dtype == jnp.bfloat16
     want, _ = expected(tuple(np.asarray(x, np.float32) for x in low))
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
@@ -116,11 +126,7 @@ def test_cudnn_gives_each_chunk_its_mask(chunk):
 def test_cudnn_lowers_for_cuda(monkeypatch, chunk, keys):
     """jax's own checks of shapes pass, and the program calls cuDNN forward and back; of a row's
     first chunk cuDNN knows that it is causal. No chunk has keys beyond its end."""
-
-    class Versions:
-        cudnn_get_version = staticmethod(lambda: 91000)
-
-    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", Versions)
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", CUDNN)
     q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in inputs(64))
     loss = lambda *a: splash.cudnn(*a, SEGMENTS, chunk).astype(jnp.float32).sum()
     traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(q, k, v)

@@ -16,11 +16,14 @@ from benchmarks import (
     __main__ as command,
     arms,
     cache_dtype,
+    credit,
     half_billion,
     harness,
     ladder,
     mechanisms,
     pod_step,
+    rungs,
+    rungs_recipes,
     tables,
 )
 from dapo_jax import config
@@ -181,25 +184,24 @@ def test_an_arm_changes_what_it_is_about_and_nothing_else(name, tmp_path):
         assert ("train_k5678.jsonl" in vapo["data.train"]) == (name == "vapo_chains")
 
 
-def test_a_ladder_s_table_follows_from_the_records_that_are_kept():
-    for method in presets.LADDERS:
-        result = tables.read(ladder.kept(method).name.split(".")[0])
-        (table,) = ladder.measure(types.SimpleNamespace(method=method, runs=""))
-        assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
-        assert table.notes == result["notes"][: len(table.notes)]
+RECIPES = {name: flag.quick for name, flag in rungs_recipes.FLAGS.items()} | {"write": False}
+KEPT = [  # a benchmark, and what it is asked, so that it reads what is kept
+    *((arms, dict(study=study, kept=True)) for study in arms.STUDIES),
+    *((ladder, dict(method=method, runs="")) for method in presets.LADDERS),
+    (mechanisms, dict(seeds=6, kept=True, write=False)),
+    (rungs, dict(kept=True)),
+    *((credit, dict(kept=True, ladder=of_ladder)) for of_ladder in (False, True)),
+    *((rungs_recipes, RECIPES | of) for of in ({}, {"parts": True}, {"without": True})),
+]
 
 
-@pytest.mark.parametrize("study", arms.STUDIES)
-def test_a_study_s_table_follows_from_the_records_that_are_kept(study):
-    result = tables.read(study)
-    (table,) = arms.measure(types.SimpleNamespace(study=study, kept=True))
-    assert (table.columns, table.rows) == (tuple(result["columns"]), result["rows"])
-
-
-def test_the_tables_of_mechanisms_follow_from_the_results_that_are_kept():
-    for table in mechanisms.measure(types.SimpleNamespace(seeds=6, kept=True, write=False)):
+@pytest.mark.parametrize(("benchmark", "asked"), KEPT, ids=str)
+def test_tables_follow_from_what_is_kept(benchmark, asked):
+    by_hand = benchmark in (arms, ladder, mechanisms)  # notes behind those that are made
+    for table in benchmark.measure(types.SimpleNamespace(**asked)):
         result = tables.read(table.name)
         assert (list(table.columns), table.rows) == (result["columns"], result["rows"])
+        assert table.notes == result["notes"][: len(table.notes) if by_hand else None]
 
 
 def test_steps_with_a_value_model_and_with_staleness_add_up(monkeypatch):

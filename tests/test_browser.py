@@ -9,6 +9,7 @@ import shutil
 import subprocess
 
 import pytest
+from test_report_page import with_two_steps
 
 from dapo_jax.lab import explanation, report
 
@@ -75,14 +76,7 @@ ROW = {
 def test_the_page_of_a_run(run, tmp_path, look):
     """Two runs of which one has alarms, samples and long words."""
     workdir = tmp_path / ("long" * 30)
-    shutil.copytree(run, workdir)
-    old = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[0])
-    with (workdir / "metrics.jsonl").open("a") as file:
-        for step in (1, 2):
-            new = {"step": step, "sampling/accept_frac": 0.25 * step, "alarms": ["w" * 400]}
-            file.write(json.dumps(old | new) + "\n")
-    (workdir / "rollouts").mkdir(exist_ok=True)
-    (workdir / "rollouts" / "step_000001.jsonl").write_text(json.dumps(ROW) + "\n")
+    with_two_steps(run, workdir, "w" * 400, ROW)
     with (workdir / "events.jsonl").open("a") as file:
         for event, more in (("start-up", {}), ("rollout", {}), ("step", {"step": 1}), ("save", {})):
             file.write(json.dumps({"time": 2e9 + len(event), "event": event} | more) + "\n")

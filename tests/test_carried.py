@@ -2,10 +2,12 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
 import pytest
+import stubbed_train
 from test_engine import DRAW, make_engine, params, requests  # noqa: F401
 from test_train import assert_same_bits, run, saved, small, without_clocks
 
@@ -208,6 +210,10 @@ class Cut(Exception):
     pass
 
 
+def cut_after(chunks: int) -> train.Hooks:
+    return stubbed_train.at(train.QUIET, "chunk", chunks + 1, Mock(side_effect=Cut))
+
+
 def numbers(workdir) -> list[str]:
     rows = without_clocks(workdir)
     beside = ("perf/", "sampling/evicted")
@@ -250,13 +256,8 @@ def test_cut_off_anywhere_it_ends_with_the_same_bits(whole_run, tmp_path):
     c, replayed = aged(6), []
     c.checkpoint.every = 3
     for chunks in (3, 9, 14, 1, 23, 30, 400):
-        left = iter(range(chunks))
-
-        def phase(name, left=left):
-            if name == "chunk" and next(left, None) is None:
-                raise Cut
-
-        hooks = train.Hooks(phase, lambda state, record: replayed.append(record.stats.replayed))
+        note = lambda state, record: replayed.append(record.stats.replayed)
+        hooks = cut_after(chunks)._replace(step=note)
         try:
             run(c, tmp_path, hooks=hooks)
         except Cut:

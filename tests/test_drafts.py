@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from levels import slow
 from rounding import FACTOR
-from test_engine import PROMPT, RULES, SHAPE, assert_same_bits, ids
+from test_engine import PROMPT, RULES, SHAPE, assert_same_bits, ids, spied
 from test_qwen2 import mesh_of, oracle_logits
 
 from benchmarks import drafts as measured, half_billion
@@ -279,17 +279,9 @@ def test_a_rows_places_lie_side_by_side(requests):
     """In each shard its rows in order, behind each row its guesses at the next positions of the
     same pages: how the TPU kernel knows whose they are."""
     made = make(drafts.DraftEngine, mesh=(2, 1, 1), draft_tokens=3, draft_places=32)
-    seen, decode = [], dict(made.programs.decode)
-
-    def spied(params, pool, slots, *rest):
-        seen.append(jax.device_get(slots))
-        return decode["full"](params, pool, slots, *rest)
-
-    made.programs.decode["full"] = spied
-    try:
-        twice(made, requests)
-    finally:
-        made.programs.decode.update(decode)
+    seen = []
+    spied(made, "decode", lambda *call: seen.append(jax.device_get(call[2])))
+    twice(made, requests)
     programs = made.calls(qwen2.abstract(SHAPE)).decode  # which are compiled before the first step
     few = make(drafts.DraftEngine, draft_tokens=1, draft_places=made.slots + 2, draft_cost=3.0)
     assert few._programs(few.slots) == [(made.slots + 1, 2.0), (made.slots + 2, 3.0)]

@@ -1,6 +1,7 @@
 """Samples of kept steps, drawn again: what the run has drawn, of every kind of run; what a token, a
 sample and a group are made of; and what is not the run's is noticed."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -343,12 +344,7 @@ def test_mistakes_are_one_line(made, said, wrong, capsys):
 def test_the_page_works_as_it_stands(tmp_path, shell):
     (tmp_path / "desk").mkdir()
     pages.stand_ins(tmp_path / "desk", tmp_path / "made")
-
-    def typed(folder, line):
-        done = shell.python(*pages.words(line), cwd=folder)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
+    typed = functools.partial(pages.typed, shell)
     _, steps, listed, sample, token, page = pages.follow("explain.md", tmp_path / "desk", typed)
     assert "can explain the steps 1, 2, 3, 4" in steps and "rollouts/ holds" in listed
     assert "\nas recorded: " in sample and "whole step: " in sample and "with cap=" in sample

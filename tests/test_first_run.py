@@ -89,9 +89,7 @@ def test_ten_minutes(shell, tmp_path):
     assert start == "bash launch/quickstart.sh && source .venv/bin/activate" and len(lines) == 4
     said = []
     for line in lines:
-        done = shell.python(*pages.words(line), cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        said.append(done.stdout)
+        said.append(pages.typed(shell, tmp_path, line))
         if "plan.first" in line:
             file = tmp_path / "mine.py"
             text = file.read_text().replace("    return c", f"    c.update({CUT})\n    return c")

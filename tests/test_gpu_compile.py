@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from levels import nightly
 from scripts import ROOT
 
 from benchmarks import gpu_memory
@@ -20,7 +21,6 @@ pytestmark = [
 ]
 NARROW = dict(vocab_size=8192, hidden_size=512, intermediate_size=1536, num_layers=2)
 HEADS = {64: dict(num_heads=8, num_kv_heads=2), 128: dict(num_heads=4, num_kv_heads=2)}
-nightly = lambda case: pytest.param(case, marks=pytest.mark.nightly)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from jax._src.pallas.triton import pallas_call_registration as triton_call
 from jax.sharding import Mesh
 from levels import slow
+from test_attention_kernels import CUDNN
 
 from benchmarks import gpu_roofline
 from dapo_jax import config, parallel, plan
@@ -180,11 +181,7 @@ def test_an_update_attends_by_a_kernel_and_visits_no_host(sizes, kind, monkeypat
     said a kernel by Triton, forward, again, and for gradients of queries and of keys. Where a GPU
     holds all weights no layer is cut out of a stack in a loop; where it holds a part, one layer
     after the other. None of the logits' size but they is an array."""
-
-    class Versions:
-        cudnn_get_version = staticmethod(lambda: 91000)
-
-    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", Versions)
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", CUDNN)
     each = lambda n: (n, n * SHAPE.num_layers)  # jax 0.10 has one function that all layers call
     mesh, shape = mesh_of_gpus(*sizes), SHAPE._replace(attention=kind, remat="full")
     tx = learner.optimizer(0.9, 0.95, 1e-8, 0.1, 1.0)

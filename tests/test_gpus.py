@@ -10,7 +10,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from levels import compiled_soon
+from levels import compiled_soon, nightly
 from scripts import executable, on_path
 
 from benchmarks import gpu, gpu_kernels, gpu_parts, harness
@@ -36,9 +36,6 @@ def small(shape, mesh, **more):
     c.optim.micro_batch_rows = 2 * mesh[0] * mesh[1]
     c.update(more)
     return c
-
-
-nightly = lambda *case: pytest.param(*case, marks=pytest.mark.nightly)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 import tokenizers
+from levels import nightly
 
 from dapo_jax import config, train
 from dapo_jax.log import metrics
@@ -84,13 +85,7 @@ def base(shell, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arm", "least"),
-    [
-        ("quickstart", 0.8),
-        pytest.param("quickstart_grpo", 0.75, marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.parametrize(("arm", "least"), [("quickstart", 0.8), nightly("quickstart_grpo", 0.75)])
 def test_a_third_of_the_quickstart_raises_accuracy(shell, base, tmp_path, arm, least, seed):
     """Held-out accuracy at T=1 after 20 of its 60 steps. Seeds 0-4 gave .87, .87, .89, .91, .91
     (DAPO) and .84, .87, .88, .89, .90 (naive GRPO), from .12-.15: each bound is three standard

@@ -187,14 +187,9 @@ def test_a_set_that_is_not_to_be_had_says_how(evaluated, server, tmp_path):
 
 @pytest.mark.parametrize(
     ("context", "fixed", "limit"),
-    [
-        (None, (), 20480),
-        (4096, (), 4096 - 130),
-        (32768, (), 20480),
-        (130, (), 0),  # no room behind a prompt
-        (130, ("eval.max_response_tokens",), 20480),
-    ],
-)
+    [(None, (), 20480), (4096, (), 4096 - 130), (32768, (), 20480), (130, (), 0),  # no room
+     (130, ("eval.max_response_tokens",), 20480)],
+)  # fmt: skip
 def test_responses_end_where_the_models_context_does(context, fixed, limit, tmp_path):
     """Qwen2.5-Math has 4,096 tokens; a paper's 20,480 would be noise beyond them."""
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": context}))

@@ -344,43 +344,6 @@ TAGS = {"clip_cov": CHOSEN, "kl_cov": CHOSEN | {"policy/cov_kl"}, "high_entropy"
 TAGS["ess"] = {"tokens/ess"}
 
 
-# --- settings ---
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        (
-            {"loss.objective": "clip_cov", "tokens.clip_cov_low": 5.0},
-            "tokens.clip_cov_low: 5.0 is n",
-        ),
-        ({"loss.objective": "kl_cov", "tokens.kl_cov_share": 0.0}, "tokens.kl_cov_share: 0.0"),
-        (
-            {"loss.objective": "kl_cov", "tokens.clip_cov_share": 0.1},
-            "tokens.clip_cov_share: 0.1 belongs",
-        ),
-        (
-            {"tokens.entropy_share": 0.5},
-            "tokens.entropy_share: 0.5 belongs to another objective",
-        ),
-        (
-            {"loss.objective": "ess", "loss.kl_coef": 0.1},
-            "loss.kl_coef: 'ess' has a KL term of its o",
-        ),
-        (
-            {"loss.objective": "clip_cov", "loss.dual_clip": 3.0},
-            "loss.dual_clip: 'clip_cov' has no",
-        ),
-    ],
-)
-def test_settings_that_say_nothing_are_one_line(fields, says):
-    c = config.base()
-    c.update(fields)
-    with pytest.raises(config.ConfigError) as error:
-        config.validate(c, 1)
-    assert str(error.value).startswith(f"config.{says}") and "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("name", over_batch.METHODS)
 def test_each_is_an_entry_with_its_own_settings(name):
     c = changed(loss__objective=name)

@@ -16,6 +16,18 @@ ROW = {
 }  # fmt: skip
 
 
+def with_two_steps(run, workdir, alarm: str, sample: dict) -> None:
+    """A copy of the run in which two steps and a sample follow."""
+    shutil.copytree(run, workdir)
+    old = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[0])
+    with (workdir / "metrics.jsonl").open("a") as file:
+        for step in (1, 2):
+            new = {"step": step, "reward/mean": 0.5, "sampling/accept_frac": 0.25 * step}
+            file.write(json.dumps(old | new | {"alarms": [alarm]}) + "\n")
+    (workdir / "rollouts").mkdir(exist_ok=True)
+    (workdir / "rollouts" / "step_000001.jsonl").write_text(json.dumps(sample) + "\n")
+
+
 class Page(HTMLParser):
     def __init__(self):
         super().__init__()
@@ -30,14 +42,7 @@ class Page(HTMLParser):
 
 def test_the_page_is_whole_and_fetches_nothing(run, tmp_path, capsys):
     workdir = tmp_path / "a run & <b>"
-    shutil.copytree(run, workdir)
-    old = json.loads((workdir / "metrics.jsonl").read_text().splitlines()[0])
-    with (workdir / "metrics.jsonl").open("a") as file:
-        for step in (1, 2):
-            new = {"step": step, "reward/mean": 0.5, "sampling/accept_frac": 0.25 * step}
-            file.write(json.dumps(old | new | {"alarms": [HOSTILE]}) + "\n")
-    (workdir / "rollouts").mkdir(exist_ok=True)
-    (workdir / "rollouts" / "step_000001.jsonl").write_text(json.dumps(ROW) + "\n")
+    with_two_steps(run, workdir, HOSTILE, ROW)
     out = tmp_path / "r.html"
     assert report.main([str(workdir), str(run), f"--out={out}"]) == 0
     assert str(out) in capsys.readouterr().out
@@ -48,12 +53,8 @@ def test_the_page_is_whole_and_fetches_nothing(run, tmp_path, capsys):
     drawn = report.curves(compare.read([str(workdir), str(run)]))
     assert [*drawn][:3] == ["Scores", "Dynamics", "What Dynamic Sampling finds"]
     assert found.tags.count("svg") == sum(map(len, drawn.values())) and "alert(1)" in text
-    for said in (
-        "2 times from step 1 to 2, last: &lt;/td&gt;",
-        "eval.max_problems",
-        "&#39;integer&#39;",
-        "reward.verifier",
-    ):
+    for said in ("2 times from step 1 to 2, last: &lt;/td&gt;", "eval.max_problems",
+                 "&#39;integer&#39;", "reward.verifier"):  # fmt: skip
         assert said in text
     ids = [line for line in text.split('id="')[1:] if line.startswith("p")]
     clips = [x.partition('"')[0] for x in ids if len(x.partition('"')[0]) == 11]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import test_configs
 import test_ladder
+from tables import write_rows
 
 from benchmarks import credit, harness, paired, rungs, rungs_recipes, score, tables
 from dapo_jax import config
@@ -172,22 +173,18 @@ def test_what_ends_within_the_limit_is_counted_apart(tmp_path):
     (tmp_path / "eval").mkdir()
     asked = [{"correct": [True, True], "tokens": [rungs.LIMIT, rungs.LIMIT + 1]},
              {"correct": [False, True], "tokens": [3, 3]}]  # fmt: skip
-    rows = "".join(json.dumps(row) + "\n" for row in asked)
-    (tmp_path / "eval" / "step_000004.jsonl").write_text(rows)
+    write_rows(tmp_path / "eval" / "step_000004.jsonl", asked)
     kept = [{"step": 3}, {"step": 4, rungs.TAG: 0.75}]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept))
+    write_rows(tmp_path / "metrics.jsonl", kept)
     assert rungs.records(tmp_path) == [kept[0], kept[1] | {"right/limit": 0.5}]
 
 
-def test_the_table_follows_from_the_records_that_are_kept(tmp_path):
+def test_records_are_kept_whole(tmp_path):
     runs = {f"{rung}/seed_{s}": run(0.5, s) for rung in rungs.DAPO.cumulative for s in (0, 1)}
     harness.keep(tmp_path / "kept.jsonl.gz", runs, rungs.TAGS)
     found = harness.kept(tmp_path / "kept.jsonl.gz")
     assert found == runs
     assert paired.by_arm(found, rungs.DAPO.cumulative)["grpo"] == [run(0.5, 0), run(0.5, 1)]
-    table, result = rungs.measure(types.SimpleNamespace(kept=True))[0], tables.read("rungs")
-    assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
-    assert table.notes == result["notes"]
 
 
 def test_what_is_drawn_is_what_is_kept(tmp_path, monkeypatch):
@@ -271,12 +268,7 @@ def test_evaluation_and_the_first_step_cost_a_run_nothing(monkeypatch, tmp_path)
 
     def run(c, where, hooks):
         for step in range(3):
-            for phase, s in (
-                ("evaluation", 50),
-                ("rollout", 2),
-                ("chunk", 1),
-                ("update", 4 + step),
-            ):
+            for phase, s in dict(evaluation=50, rollout=2, chunk=1, update=4 + step).items():
                 hooks.phase(phase)
                 clock[0] += s
             hooks.step(None, None)
@@ -317,18 +309,6 @@ def test_recipes_are_held_against_full_dapo_at_three_budgets(monkeypatch):
     assert table.rows[4][4].startswith("+0.3") and table.rows[1][4].startswith("+0.1")
     assert beside.rows[1] == ["grpo", "20.0", "0.100", "3.000", "25.00%", "25.00%", "0.25", "0.25",
                               "12"]  # fmt: skip
-
-
-@pytest.mark.parametrize("of", ["", "parts", "without"])
-def test_what_is_told_of_recipes_is_what_is_kept(of):
-    """The tables of the comparison, of CISPO's parts, and of techniques left out."""
-    asked = types.SimpleNamespace(
-        **{name: flag.quick for name, flag in rungs_recipes.FLAGS.items()}
-    )
-    vars(asked).update({"write": False} | ({of: True} if of else {}))
-    for table in rungs_recipes.measure(asked):
-        result = tables.read(table.name)
-        assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
 
 
 def test_the_rates_are_those_that_were_best_of_their_row():
@@ -463,14 +443,6 @@ def test_rungs_where_values_know_have_as_many_steps_of_the_policy(tmp_path):
         config.validate(c, devices=1)
         assert c.steps - c.critic.pretrain_steps == credit.STEPS and c.critic.enabled
         assert bool(c.critic.pretrain_steps) == (name not in ("ppo", "-value_pretraining"))
-
-
-@pytest.mark.parametrize("ladder", [False, True])
-def test_what_is_told_of_signs_is_what_is_kept(ladder):
-    [table] = credit.measure(types.SimpleNamespace(kept=True, ladder=ladder))
-    result = tables.read("credit_ladder" if ladder else "credit")
-    assert [table.columns, table.rows] == [tuple(result["columns"]), result["rows"]]
-    assert table.notes == result["notes"]
 
 
 @pytest.mark.slow

@@ -212,17 +212,9 @@ def test_a_run_that_learns_nothing_stops_with_a_checkpoint(fields, steps, why, t
 
 @pytest.mark.parametrize(
     ("fields", "says"),
-    [
-        (
-            {"checkpoint.best_metric": "eval/foo/avg@k"},
-            "foo/avg@k' is of no evaluation set; ",
-        ),
-        (
-            {"data.train": "t.jsonl", "tokenizer.path": "."},
-            "there are none: name one in",
-        ),
-    ],
-)
+    [({"checkpoint.best_metric": "eval/foo/avg@k"}, "foo/avg@k' is of no evaluation set; "),
+     ({"data.train": "t.jsonl", "tokenizer.path": "."}, "there are none: name one in")],
+)  # fmt: skip
 def test_a_metric_that_cannot_rank_is_refused_before_anything_compiles(
     fields, says, tmp_path, monkeypatch
 ):

@@ -6,13 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import typed
-from jax.sharding import Mesh
 from levels import slow
 from test_attention import value_and_gradient
-from test_attention_kernels import RULES, SEGMENTS, assert_attends, expected as of_segments, inputs
+from test_attention_kernels import assert_attends, inputs, on_mesh
 from test_paged import SHAPE, D, H, K, assert_live_near, expected, geometry
 
-from dapo_jax import parallel
 from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton, rope
 
 
@@ -121,28 +119,10 @@ def test_few_rows_are_shared_out():
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 2)], ids=str)
 def test_triton_on_meshes(sizes):
     """Interpreted; twice the same bits."""
-    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
-
-    @jax.jit
-    def run(*args):
-        with parallel.mesh_scope(mesh, RULES):
-            return packed_triton.attend(*args, SEGMENTS, attention_kernels.SAVED)
-
+    run = on_mesh(sizes, lambda *a: packed_triton.attend(*a, attention_kernels.SAVED))
     assert_attends(run, 64)
     twice = [value_and_gradient(run)(inputs(64)) for _ in range(2)]
     jax.tree.map(np.testing.assert_array_equal, *twice)
-
-
-@pytest.mark.slow
-def test_triton_in_bfloat16():
-    low = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs(16))
-    run = jax.jit(lambda *a: packed_triton.attend(*a, SEGMENTS, attention_kernels.SAVED))
-    got = value_and_gradient(run)(low)
-    assert got[1].dtype == jnp.bfloat16
-    want, _ = of_segments(tuple(np.asarray(x, np.float32) for x in low))
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        a, largest = np.asarray(a, np.float64), np.abs(b).max()
-        assert np.abs(a - b).max() <= 10 * 2**-9 * largest  # as of splash
 
 
 @pytest.mark.parametrize("lengths", [[512], [200, 56, 100], [64] * 4, [1] * 300, [500, 12], []])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from levels import compiled_soon
 from rounding import assert_near
-from test_carried import Cut, saved
+from test_carried import Cut, cut_after, saved
 from test_train import assert_same_bits, small
 from test_update import (  # noqa: F401
     ALL_ON,
@@ -28,7 +28,6 @@ from test_update import (  # noqa: F401
 from dapo_jax import algorithm, build, config, train
 from dapo_jax.checkpoint import journal
 from dapo_jax.checkpoint.remembered import Responses
-from dapo_jax.config import rules
 from dapo_jax.dapo import objective
 from dapo_jax.dapo.reward import Grade
 from dapo_jax.data import tokenizer
@@ -143,14 +142,8 @@ def test_killed_it_is_given_the_same_replies(aged, tmp_path, monkeypatch):
     if aged:
         c.rollout.staleness, c.rollout.chunk, c.loss.importance_cap = 1, 4, 5.0
     for chunks in (4, 11, 400):
-        left = iter(range(chunks))
-
-        def phase(name, left=left):
-            if name == "chunk" and next(left, None) is None:
-                raise Cut
-
         try:
-            assert train.train(c, tmp_path / "cut", hooks=train.Hooks(phase))
+            assert train.train(c, tmp_path / "cut", hooks=cut_after(chunks))
             break
         except Cut:
             continue
@@ -418,20 +411,8 @@ def test_conversations_are_tokens_as_the_template_has_them(assets):
     the released template makes of the whole conversation."""
     folder, rng = assets / "tokenizer", np.random.default_rng(0)
     qwen = tokenizer.load(folder, folder / "chat_template_qwen2.5_instruct.jinja")
-    words = [
-        "  ",
-        "\n\n",
-        "x^2",
-        "Ünï",
-        "漢字",
-        "<tool_call>",
-        "12345",
-        "a",
-        "😀",
-        "<think>",
-        "}",
-        ".",
-    ]
+    words = ["  ", "\n\n", "x^2", "Ünï", "漢字", "<tool_call>", "12345", "a", "😀", "<think>",
+             "}", "."]  # fmt: skip
     text = lambda: "".join(rng.choice(words, rng.integers(1, 9))) + "e"
     budget, (end,) = turns.Budget(4, 99, True), qwen.encode("<|im_end|>")
     for case in range(100):
@@ -466,27 +447,3 @@ def test_off_it_is_dapo_and_on_an_update_is_the_same_program():
         call = build.calls(c, machine)["update"]
         lowered.append(call.program.lower(*call.arguments).as_text())
     assert lowered[0] == lowered[1] and choose.of(c).sample is not algorithm.sample_batch
-
-
-MISTAKES = {
-    "reward.reply=": "config.rollout.turns: nobody answers a turn",
-    "rollout.turns=0": "config.reward.reply: 'calculator' is never asked",
-    "dynamic_sampling.surplus=end": "config.rollout.turns: surplus 'end'",
-    "critic.enabled=True": "config.rollout.turns: the value model's GAE",
-    "eval.stop_strings=x": "config.eval.stop_strings: with rollout.turns",
-}
-
-
-@pytest.mark.parametrize("change", MISTAKES)
-def test_what_turns_do_not_go_with(change):
-    c = small(1)
-    c.rollout.turns, c.reward.reply = 3, "calculator"
-    assert not rules.relations(c)
-    name, _, value = change.partition("=")
-    c.update({name: int(value) if value.isdigit() else value == "True" or value})
-    assert any(line.startswith(MISTAKES[change]) for line in rules.relations(c))
-    with pytest.raises(
-        ValueError, match="'nothing' is not of the form FILE.py:NAME, and none of c"
-    ):
-        c.reward.reply = "nothing"
-        grading.judge(c.reward)

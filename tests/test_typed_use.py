@@ -1,6 +1,7 @@
 """What README's list of commands and the pages on comparing, diagnosing and going back show, typed
 in their order on runs of two steps; and the runs, plan and comparison of the pages on variants."""
 
+import functools
 import json
 import re
 import shutil
@@ -29,17 +30,13 @@ def test_each_line_works_as_it_is_printed(tmp_path, shell):
     (desk := tmp_path / "desk").mkdir()
     pages.stand_ins(desk, tmp_path / "made")
 
-    def typed(line: str) -> str:
-        done = shell.python(*pages.words(line), cwd=desk)
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
-
+    typed = functools.partial(pages.typed, shell, desk)
     train, evaluate, sample, convert, plan = USE.splitlines()
     assert "done: 2 steps" in typed(train)
     assert re.search(r"^test +4 +32 ", typed(evaluate), re.M)
     assert json.loads((desk / "scores.json").read_text())["sets"]["test"]["k"] == 32
     assert re.search(r"^ *\d\.\d+  '.+'$", typed(sample), re.M)  # a line for each token drawn
-    typed(convert.partition("#")[0])
+    typed(convert)
     assert (desk / "runs/a_hf/model.safetensors").exists()
     shutil.copy(ROOT / "configs/dapo_qwen2_5_32b.py", desk / "configs")
     assert " on v5p-256 = " in typed(plan) and json.loads((desk / "plan.json").read_text())
@@ -78,10 +75,7 @@ def test_the_pages_of_variants_by_fewer_steps(tmp_path, shell):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
 
     def typed(line: str, *fields: str) -> str:
-        flags = [f"--config.{field}" for field in fields]
-        done = shell.python(*pages.words(line.partition("#")[0]), *flags, cwd=tmp_path)
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
+        return pages.typed(shell, tmp_path, line, *(f"--config.{field}" for field in fields))
 
     rungs.write_problems(tmp_path / "runs/rungs/data")
     (rung,) = shown("rungs.md", "python -m dapo_jax.train")

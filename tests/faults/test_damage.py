@@ -8,6 +8,7 @@ import harness
 import jax
 import numpy as np
 import pytest
+from levels import nightly
 
 from dapo_jax import build
 from dapo_jax.checkpoint import checkpoint, groups, seal
@@ -80,9 +81,6 @@ def damaged_copies(directory, tmp_path, damage):
             if harm(copy / "12" / name, damage, random.Random(f"{name}{seed}")):
                 yield name, copy
             shutil.rmtree(copy.parent)
-
-
-nightly = lambda damage: pytest.param(damage, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("damage", [nightly(truncate), flip])  # its size tells of a truncated one
