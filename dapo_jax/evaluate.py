@@ -181,11 +181,11 @@ def define_flags() -> None:
 def config_of_policy() -> schema.Config | None:
     """The config of the run that --checkpoint, else --workdir, names. For a Hugging Face model: the
     paper's config with its chat template, if it has one, and a sampler for one accelerator."""
-    # Each process resolves for itself, since processes have not met yet.
+    # Each process looks for itself: they have not met yet, and JAX cannot start before they do.
     small = functools.partial(hf.resolve, weights=False)
     if not (given := flags.FLAGS.checkpoint):
         return policy_lib.config_of_run(cli.WORKDIR.value)
-    if (policy := policy_lib.find_given(given, None, small)).steps:
+    if (policy := policy_lib.named(given, None, small)).steps:
         return policy_lib.config_of_run(str(epath.Path(policy.steps).parent))
     if not flags.FLAGS.data and not cli.CONFIG.overrides.get("eval.files"):
         raise ValueError(f"--data: say what to evaluate on: {published.KNOWN}, or files")

@@ -5,13 +5,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from data.tiny_config import get_config as tiny
 
-from dapo_jax import convert, evaluate
+from dapo_jax import convert, evaluate, parallel
 from dapo_jax.evaluation import scores
 from dapo_jax.log import metrics
 from dapo_jax.run import policy
@@ -144,6 +145,14 @@ def test_without_a_config_it_is_the_run_s(run, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     with pytest.raises(ValueError, match=r"/config\.json: not a run's; name a config file: --con"):
         policy.config_of_run(str(tmp_path))
+
+
+@pytest.mark.parametrize("place", ["", "@0", "/checkpoints", "/checkpoints@0", "/checkpoints/0"])
+def test_the_config_of_a_checkpoint_is_found_before_processes_meet(place, run, monkeypatch):
+    flag = SimpleNamespace(checkpoint=f"{run}{place}")
+    monkeypatch.setattr(evaluate, "flags", SimpleNamespace(FLAGS=flag))
+    monkeypatch.setattr(parallel, "of_main_process", Mock(side_effect=NotImplementedError))
+    assert evaluate.config_of_policy() == tiny()
 
 
 def test_no_checkpoint(run, tmp_path):

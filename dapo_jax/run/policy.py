@@ -40,16 +40,26 @@ def find_policy(config, workdir: pathlib.Path | epath.Path, base, given="") -> P
     raise ValueError(f"--workdir={workdir}: no checkpoint in it; train there first")
 
 
-def find_given(
+def find_given(given: str, base: pathlib.Path | None = None) -> Policy:
+    """The policy that a command line names (`named`). ValueError: there is no checkpoint."""
+    policy = named(given, base)
+    if not policy.steps:
+        return policy
+    return policy._replace(step=checkpoint.find_step(policy.steps, policy.step))
+
+
+def named(
     given: str, base: pathlib.Path | None = None, resolve: Callable = start.resolve
 ) -> Policy:
-    """The policy that a command line names. given: a run's workdir or its checkpoints/, both with
-    @STEP for another step than the newest; one step's directory; the output of `convert to-orbax`;
-    a Hugging Face directory or hub name. base: model directory of a run that holds no model itself.
-    ValueError: there is no checkpoint."""
-    named = re.fullmatch(r"(.+)@(\d+)", given)
-    step = int(named[2]) if named and not pathlib.Path(given).exists() else None
-    path = workdir_lib.place(os.path.expanduser(given if step is None else named[1]), given)
+    """Where a command line says that the policy is; step None: the newest there. It asks no other
+    process, unless `resolve` does.
+
+    given: a run's workdir or its checkpoints/, both with @STEP for another step than the newest;
+    one step's directory; the output of `convert to-orbax`; a Hugging Face directory or hub name.
+    base: model directory of a run that holds no model itself."""
+    at = re.fullmatch(r"(.+)@(\d+)", given)
+    step = int(at[2]) if at and not pathlib.Path(given).exists() else None
+    path = workdir_lib.place(os.path.expanduser(given if step is None else at[1]), given)
     weights = "://" not in given and (not path.is_dir() or any(path.glob("*.safetensors")))
     if step is None and weights:
         return Policy(resolve(given))
@@ -57,7 +67,7 @@ def find_given(
         path, step = path.parent, int(path.name) if step is None else step
     elif (path / "checkpoints").is_dir():
         path = path / "checkpoints"
-    return Policy(base, str(path), checkpoint.find_step(path, step))
+    return Policy(base, str(path), step)
 
 
 def load_params(config, machine: build.Machine, policy: Policy) -> qwen2.Params:
