@@ -134,6 +134,10 @@ def evaluate_checkpoint(
     return {"settings": shared | {"files": config.eval.files or "embedded"}, "sets": sets}
 
 
+# Told only where they are set, so that samples from before they were told stay valid.
+_SELDOM_SET = ("rollout.turns", "rollout.reply_tokens", "reward.reply", "reward.format_tags")
+
+
 def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
     """(how the sets are sampled and judged; these and everything else, except the prompts, that
     samples and verdicts depend on). A change of the latter means new files of samples."""
@@ -148,9 +152,11 @@ def settings(asked: named_sets.Asked, weights: list[int]) -> tuple[dict, dict]:
         "stop_strings": draw.stop_strings,
         "max_response_tokens": draw.max_tokens,
     } | ({"judge": asked.text.judge.source} if asked.text.judge.source else {})
+    fields = schema.leaves(config)
+    seldom = {n: fields[n] for n in _SELDOM_SET if fields[n] != schema.SCHEMA[n].default}
     network = asked.machine.shape._asdict() | {"dtype": config.model.dtype}
     network.pop("init_std")  # the weights say it
-    return shown, shown | {
+    return shown, shown | seldom | {
         "model": network,
         "weights": weights,
         "stop_ids": sorted(asked.text.tokenizer.stop_ids),

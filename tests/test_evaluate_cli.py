@@ -19,9 +19,9 @@ from dapo_jax.run import policy
 
 
 def evaluated(workdir, given="", **fields) -> dict:
-    """fields: of `eval`, where it differs from the run's."""
+    """fields: of `eval`, or by their whole names, where they differ from the run's."""
     c = tiny()
-    c.eval.update(fields)
+    c.update({n if "." in n else f"eval.{n}": value for n, value in fields.items()})
     return evaluate.evaluate_checkpoint(c, workdir, str(given))
 
 
@@ -123,6 +123,16 @@ def test_other_settings_do_not_mix(run, result, no_sampling, field, value):
     assert evaluated(run) == result  # all of it from the files
     with pytest.raises(NotImplementedError):
         evaluated(run, **{field: value})
+
+
+def test_settings_of_replies_and_tags_do_not_mix(run, no_sampling, tmp_path):
+    turns = {"rollout.turns": 2, "reward.reply": "guess"}
+    others = [("rollout.turns", 3), ("rollout.reply_tokens", 9), ("reward.reply", "calculator"),
+              ("reward.format_tags", "x")]  # fmt: skip
+    for fields in ({}, turns, *(turns | dict([other]) for other in others)):
+        with pytest.raises(NotImplementedError):
+            evaluated(tmp_path, run, **fields)
+    assert len([*tmp_path.glob("eval/heldout/*/settings.json")]) == 6
 
 
 def test_weights_are_known_by_their_bits(run, result, no_sampling, tmp_path):
