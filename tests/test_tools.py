@@ -32,6 +32,8 @@ def said(*turns: str):
         ("((4 + 2", "error: no expression"),
         ("9" * 999 + "*1", "error: too long an expression"),
         ("2*" + "9" * 800 + "*" + "9" * 150, "error: too large a number"),
+        ("1" + "0" * 400 + " / 3", "error: too large a number"),
+        ("1 + " * 400 + "x", "the last"),
         ("<tool_call>no JSON</tool_call>", "error: no expression"),
         (
             '<tool_call>{"arguments": {"expression": "9**9**9"}}</tool_call>',

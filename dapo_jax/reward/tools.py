@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 MOST_DIGITS = 1000  # of any number on the way
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_EXPRESSION = re.compile(r"[-+*/().\d\s]*\d[-+*/().\d\s]*\Z")  # at the end of a turn
+_EXPRESSION = re.compile(r"[-+*/().\d\s]*")
 _SIGNS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.UAdd: operator.pos, ast.USub: operator.neg,
@@ -53,12 +53,14 @@ def calculator(problem, transcript: Transcript) -> Reply | None:
     if calls := CALL.findall(turn):
         expression = argument(calls[-1], "expression")
     else:
-        found = _EXPRESSION.search(turn)
-        expression = found[0].strip() if found else ""
+        # Backwards: a search for the end would begin anew at every character.
+        expression = _EXPRESSION.match(turn[::-1])[0][::-1].strip()
         if not re.search(r"\d\s*[-+*/]", expression):
             return None
     try:
         return Reply(_written(evaluate(expression)))
+    except OverflowError:  # no float is as large
+        return Reply("error: too large a number")
     except ValueError as error:
         return Reply(f"error: {error}")
 
@@ -116,7 +118,8 @@ def hidden(problem) -> int:
 
 def guess(problem, transcript: Transcript) -> Reply | Grade:
     """Guess a number from 1 to HIGHEST in GUESSES turns, each one number; a wrong guess is answered
-    `+` (the hidden one is higher) or `-`. A turn that is no number, or no number left, loses."""
+    `+` (the hidden one is higher) or `-`. A turn that is no such number, or a wrong last guess,
+    loses."""
     turns = [text.strip() for role, text in transcript if role == ASSISTANT]
     number, turn = hidden(problem), turns[-1]
     if turn == str(number):
