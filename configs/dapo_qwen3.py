@@ -26,4 +26,4 @@ from dapo_jax.config import presets
 
 
 def get_config(argument: str = "8B"):
-    return presets.dapo_math(f"Qwen3-{argument}")
+    return presets.dapo_math(f"Qwen3-{argument.removeprefix('Qwen3-')}")

@@ -6,7 +6,8 @@
 
 AReaL's examples/math/gsm8k_dapo_dynamic_bs.yaml in our terms (its knob -> ours):
 
-    train_dataset.batch_size 256, max_length 1024 rollout.groups, data.max_prompt_tokens
+    train_dataset.batch_size 256,                 rollout.groups,
+      max_length 1024                             data.max_prompt_tokens
     gconfig.n_samples 4, max_new_tokens 4096      rollout.group_size, rollout.max_response_tokens
     actor.eps_clip .2, eps_clip_higher .28        loss.clip_low, loss.clip_high
     ppo_n_minibatches 1                           optim.minibatches

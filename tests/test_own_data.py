@@ -1,6 +1,8 @@
 """Files as users have them: formats, patterns, the hub, published sets, answers made into integers.
 test_pages.py runs their page."""
 
+import datetime
+import decimal
 import hashlib
 import json
 
@@ -43,6 +45,11 @@ def test_answers_of_any_type(case):
         return
     with pytest.raises(ValueError):
         any_answer(case["value"])
+
+
+def test_answers_of_parquet_have_no_quotation_marks():
+    assert any_answer(decimal.Decimal("0.50")) == "0.50"
+    assert any_answer(datetime.date(2024, 1, 2)) == "2024-01-02"
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
@@ -124,6 +131,8 @@ def test_answers_become_integers(case):
 
 def test_integers_of_a_file(tmp_path, capsys):
     asked = [dict(problem=f"q{i}", answer=a) for i, a in enumerate(["7", "\\frac12", "x"])]
+    roles = [("system", "Be brief."), ("user", "q0")]
+    asked[0]["problem"] = [dict(role=role, content=text) for role, text in roles]
     file, out = write_rows(tmp_path / "a.jsonl", asked), tmp_path / "b.jsonl"
     assert data.main(["integers", str(file), str(out)]) == 0
     said = capsys.readouterr().out

@@ -71,6 +71,12 @@ def no_list(problem, responses): return 1.0
 def five(a, b, c, d, e): return 1.0
 def odd(solution_str, ground_truth, router): return 1.0
 def ids(completions, completion_ids): return [1.0]
+
+def partial(solution_str, ground_truth, extra_info):
+    import numpy as np
+    share, parts = len(solution_str) / 6, [("n", np.int64(2)), ("share", np.float32(0.5))]
+    parts = reversed(parts) if share == 1 else parts
+    return {"score": share, "acc": share} | dict(parts) | {"told": extra_info == "{}"}
 """
 TEXTS = ["a", "bbb", "42", "cccccc"]
 VERL = dict(reward_model={"ground_truth": {"target": "42"}}, extra_info={"index": 3}, level=2)
@@ -121,6 +127,16 @@ def test_each_form_is_graded_as_it_stands(own, name, workers):
     assert both.right_G.tolist() == [False] * 4
     assert both.answers == (TEXTS if name == "compute_score" else [None] * 4)
     np.testing.assert_array_equal(both.parts_G["a"], FORMS[name][0])
+
+
+def test_verl_s_may_be_right_in_part_and_give_numpy_s_numbers_in_any_order(own):
+    judge, about = grading.judge(rewarded(function=f"{own}:partial")), VERL | {"extra_info": "{}"}
+    group = Group(0, [1], [*map(response, TEXTS)])
+    (graded,) = grading.grade_groups(TOKENS, judge, [group], [problem(**about)])
+    found = graded.grades
+    assert found.right_G.tolist() == [False, False, False, True]
+    parts = {k: v.tolist() for k, v in found.parts_G.items()}
+    assert parts == {"n": [2.0] * 4, "share": [0.5] * 4, "told": [1.0] * 4}
 
 
 def test_trl_sees_chats_where_the_rows_are_chats(own, tmp_path):

@@ -38,7 +38,7 @@ def read(folder, rows, words, data=DATA, most=6, name="worked.jsonl"):
 
 FORMS = [
     {"prompt": PROMPT, "response": RESPONSE},
-    {"question": PROMPT, "completion": RESPONSE, "level": 3},
+    {"question": PROMPT, "prompt": "not this", "completion": RESPONSE, "level": 3},
     {"problem": PROMPT, "response": RESPONSE},
     {"prompt": [USER], "completion": [SAID]},
     {"messages": [USER, SAID]},
@@ -70,7 +70,7 @@ def test_a_bad_row_is_named_or_skipped(case, words, tmp_path):
     pairs, note = read(tmp_path, [good, row], words, skip)
     assert len(pairs) == 1 and note.endswith("1 of 2 rows, 1 without a response that fits skipped")
     with pytest.raises(
-        ValueError, match="no usable row .* of 1 are 1 refused, .* the first: .* row 1: "
+        ValueError, match="no usable row .* 1 of 1 rows refused, .* the first: .* row 1: "
     ):
         read(tmp_path, [row], words, skip)
 

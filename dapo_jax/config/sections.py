@@ -37,7 +37,7 @@ class Eval(Section, place="eval"):
     top_p: float = setting(0.7, "second setting evaluated beside top_p=1 (paper: 0.7); 1 = none", 1e-6, 1.0)
     stop_strings: str = setting("", "texts that end a response in evaluation, separated by |, with \\n for a new line; '' = only stop tokens do")
     max_response_tokens: int = setting(0, "longest response in evaluation; 0 = rollout.max_response_tokens", 0, TOKENS)
-    with_rollout: bool = setting(False, "an evaluation's responses are drawn in one call with those of the next step's first round, whose longest are then waited for once; wants rollout.temperature = eval.temperature")
+    with_rollout: bool = setting(False, "an evaluation's responses are drawn in one call with the next step's first round, so that the longest are waited for once; wants rollout.temperature = eval.temperature")
 
     def mistakes(self) -> list[str]:
         return wrong(("" in stop_strings(self.stop_strings), f"config.eval.stop_strings: {self.stop_strings!r} has an empty text between its |"))

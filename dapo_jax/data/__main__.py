@@ -29,7 +29,7 @@ def transform(source: str, out: Path) -> Iterator[str]:
     read, report = problems.read(source, "skip", how)
     lines, left, changed = [], [], 0
     for p in read:
-        made = integers.asked(prompts.plain_text(p.messages), p.answer)
+        made = integers.asked(prompts.plain_text(p.messages[-1:]), p.answer)  # no system message
         if made is None:
             left.append(p)
             continue
@@ -61,7 +61,7 @@ def inspect(
     shown = bars.bar(texts, desc="encoding", **rows.BAR)
     lengths = [len(tok.encode(text) if tok else text) for text in shown]
     integers = [p.answer for p in read if re.fullmatch(r"-?[0-9]+", p.answer)]
-    low, high = (f(integers, key=Decimal, default="none") for f in (min, max))
+    span = [f"{f(integers, key=Decimal)}" for f in (min, max) if integers]
 
     yield f"rows        {report.rows:>9,}"
     yield f"unique      {report.unique:>9,}   distinct prompts"
@@ -74,7 +74,8 @@ def inspect(
     yield f"kept        {len(read):>9,}   problems"
     yield f"sources     {', '.join(sorted({p.source for p in read}))}"
     others = len(read) - len(integers)
-    yield f"answers     {low} .. {high}" + (f", and {others:,} that are no integers" * bool(others))
+    said = [" .. ".join(span)] * bool(span) + [f"{others:,} that are no integers"] * bool(others)
+    yield f"answers     {', and '.join(said)}"
     yield f"{'tokens' if tok else 'characters':<11} " + "  ".join(
         f"p{q} {np.percentile(lengths, q, method='higher')}" for q in (0, 50, 90, 99, 100)
     )

@@ -26,8 +26,8 @@ from dapo_jax.data.integer_verifier import last_boxed
 from dapo_jax.data.rows import BadRow
 from dapo_jax.data.tokenizer import Tokenizer
 
-_PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
-SCHEMAS = (("verl_row",), ("prompt", "reward_model"), *itertools.product(_PROMPTS, _ANSWERS))
+PROMPTS, _ANSWERS = ("question", "problem", "prompt"), ("answer", "solution")
+SCHEMAS = (("verl_row",), ("prompt", "reward_model"), *itertools.product(PROMPTS, _ANSWERS))
 _NEEDS = (
     "needs the fields " + ", or ".join("+".join(s) for s in SCHEMAS) + "; data.columns names others"
 )
@@ -200,7 +200,7 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
     if not source and isinstance(row.get("data_source"), str):
         source = row["data_source"]
     verl = row.get("prompt") is not None and row.get("reward_model") is not None
-    asks = names.get("prompt") or ("prompt" if verl else first_given(row, _PROMPTS))
+    asks = names.get("prompt") or ("prompt" if verl else first_given(row, PROMPTS))
     if not asks:
         raise BadRow("row", sorted(map(str, row)), _NEEDS)
     prompt = _at(row, asks)
@@ -317,6 +317,7 @@ def read_set(
         "prompts with conflicting answers dropped": len(report.conflicts),
         f"rows without {kind} skipped": len(report.refused),
         f"prompts over {longest} tokens ({data.on_long})": out.n_long,
+        "problems beyond eval.max_problems": len(found[limit:]) * bool(limit),
     }
     return out, note(f"{name}: {len(out.problems)} problems of {report.rows} rows", left_out)
 

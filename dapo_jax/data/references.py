@@ -67,4 +67,6 @@ def any_answer(value: object, field: str = "answer") -> str:
             raise
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRow(field, value, "not a finite number")
-    return text or json.dumps(value, ensure_ascii=False, default=str)
+    if not isinstance(value, list | dict | bool | float):
+        return text or str(value)  # of parquet: decimals, dates
+    return json.dumps(value, ensure_ascii=False, default=str)

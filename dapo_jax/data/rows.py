@@ -131,7 +131,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
     _once(path, rows.fieldnames or ())
     for row in rows:
         if None in row or None in row.values():
-            row = ValueError(f"has not the {len(rows.fieldnames)} fields of the first line")
+            row = ValueError(f"does not have the {len(rows.fieldnames)} fields of the first line")
         yield rows.line_num, row
 
 

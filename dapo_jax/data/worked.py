@@ -1,7 +1,7 @@
 """Worked examples: prompts with the responses that a model learns to imitate (run/warmup.py).
 
 `rows.py` lists the kinds of files; a row is one of
-    {prompt | question | problem, response | completion}   each a text or a chat
+    {question | problem | prompt, response | completion}   each a text or a chat
     {messages: [{role, content}, ...]}                     the last, the assistant's, is imitated
 Prompts are built as for reinforcement learning (`problems.conversation`).
 """
@@ -15,7 +15,7 @@ from dapo_jax.data.rows import BadRow
 from dapo_jax.data.settings import Data
 from dapo_jax.data.tokenizer import Tokenizer
 
-_PROMPTS, _RESPONSES = ("prompt", "question", "problem"), ("response", "completion")
+_RESPONSES = ("response", "completion")
 _NEEDS = "needs messages, or a prompt (question, problem) and a response (completion)"
 
 Pair = tuple[list[int], list[int]]  # token ids of a prompt, and of its response with its stop token
@@ -58,7 +58,7 @@ def read(
     if not pairs:
         why = f"; the first: {refused[0]}" if refused else ""
         over = f"{long} prompts longer than data.max_prompt_tokens = {data.max_prompt_tokens}{why}"
-        bad = f"of {count} are {len(refused)} refused, and {over}"
+        bad = f"{len(refused)} of {count} rows refused, {over}"
         raise ValueError(f"{files}: no usable row for the warm-up: {bad}")
     left_out = {
         "without a response that fits skipped": len(refused),
@@ -85,7 +85,7 @@ def example(row: dict[str, Any], how: problems.Reading) -> tuple[prompts.Message
         if not isinstance(chat, Sequence) or isinstance(chat, str) or len(chat) < 2:
             raise BadRow("messages", chat, "expected a prompt and the assistant's response to it")
         return problems.conversation(chat[:-1], "messages", how), _reply(chat[-1:], "messages")
-    asks, answers = (problems.first_given(row, names) for names in (_PROMPTS, _RESPONSES))
+    asks, answers = (problems.first_given(row, names) for names in (problems.PROMPTS, _RESPONSES))
     if not asks or not answers:
         raise BadRow("row", sorted(map(str, row)), _NEEDS)
     return problems.conversation(row[asks], asks, how), _reply(row[answers], answers)
@@ -105,6 +105,6 @@ def _reply(value: Any, field: str) -> str:
 
 def _wanted(names: list[str]) -> list[str]:
     """The columns of a parquet file that are read; none: it has no examples."""
-    pair = any(n in names for n in _PROMPTS) and any(n in names for n in _RESPONSES)
-    known = ("messages", *_PROMPTS, *_RESPONSES) if pair or "messages" in names else ()
+    pair = any(n in names for n in problems.PROMPTS) and any(n in names for n in _RESPONSES)
+    known = ("messages", *problems.PROMPTS, *_RESPONSES) if pair or "messages" in names else ()
     return [n for n in names if n in known]

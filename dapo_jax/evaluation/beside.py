@@ -1,6 +1,6 @@
 """An evaluation beside the first round of the next step: one call of the sampler, which waits once
-for the longest responses. Both draw from the same weights, and a response is a function of its
-request: both are what two calls give. What the step has sampled waits here until it begins."""
+for the longest responses. Both draw from the same weights, and a response depends on its request
+alone: two calls would give the same. What the step has sampled waits here until it begins."""
 
 import time
 

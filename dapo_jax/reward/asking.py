@@ -47,7 +47,7 @@ def replied(reply: Callable, problem: Problem, given) -> Reply | Grade | None:
 
 
 def bear(judge, said: Iterable) -> None:
-    """Say what failed. judge: `grading.Judge`. ValueError: something did, and it has no `miss`."""
+    """Warn of what failed. ValueError: something failed and `judge`, a `Judge`, has no `miss`."""
     bad = [x for x in said if isinstance(x, Failed)]
     if bad and judge.miss is None:
         first = min(bad, key=lambda failed: failed.temporary)  # rather one that needs a remedy

@@ -9,6 +9,7 @@ Each may be `async def`. Sources: verl's workers/reward_manager/naive.py, TRL's 
 """
 
 import inspect
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,23 +89,25 @@ def of(function: Callable, place: str = "reward:") -> Form:
 def _as_verl(problem: Problem, response: str) -> dict[str, Any]:
     model = problem.row.get("reward_model")
     truth = model.get("ground_truth") if isinstance(model, dict) else None
+    info = problem.row.get("extra_info") or {}
     return {
         "data_source": problem.source,
         "solution_str": response,
         "ground_truth": problem.answer if truth is None else truth,
-        "extra_info": dict(problem.row.get("extra_info") or {}),
+        "extra_info": dict(info) if isinstance(info, Mapping) else info,
     }
 
 
 def _of_verl(said: object) -> object:
-    """A dict becomes its score; `acc` says what is right, `pred` what was read as the answer, and
-    other numbers are parts. Anything else is a grade as it stands, or none."""
+    """A dict becomes its score; an `acc` of 1 says right, another that it is not, `pred` what was
+    read as the answer, and other numbers are parts. Anything else is a grade as it stands, or
+    none."""
     if not isinstance(said, Mapping) or "score" not in said:
         return said
     rest = {k: v for k, v in said.items() if k not in ("score", "acc", "pred")}
-    parts = {k: float(v) for k, v in rest.items() if isinstance(v, int | float)}
+    parts = {k: float(v) for k, v in rest.items() if isinstance(v, numbers.Real)}  # NumPy's too
     right, answer = said.get("acc"), said.get("pred")
-    right = bool(right) if right in (0, 1) else None
+    right = None if right is None else bool(right == 1)
     return Grade(said["score"], right, None if answer is None else str(answer), parts)
 
 

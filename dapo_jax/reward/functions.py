@@ -103,7 +103,9 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
     try:
         weight = float(weight or 1)
     except ValueError:
-        raise ValueError(f"config.reward.{field}: {weight!r} is no weight") from None
+        weight = math.inf
+    if not math.isfinite(weight):
+        raise ValueError(f"config.reward.{field}: {entry.partition('*')[0]!r} is no weight")
     if what in answers.MODES:
         shipped.add(what)
         score = by_verifier(settings, what)
@@ -114,9 +116,8 @@ def _part(settings: Reward, field: str, entry: str, files: dict, shipped: set[st
         files[environments.file(what)] = None
     else:
         score = gate.function(f"config.reward.{field}:", what, files, (*answers.MODES, "format"))
-        score = forms.of(score, f"config.reward.{field}:")
         what = what.rpartition(":")[2]
-    return Part(name or what, weight, forms.of(score))
+    return Part(name or what, weight, forms.of(score, f"config.reward.{field}:"))
 
 
 def by_verifier(settings: Reward, mode: str) -> Score:
@@ -135,9 +136,11 @@ def by_verifier(settings: Reward, mode: str) -> Score:
 
 def tagged(tags: str) -> Score:
     """1 for a response that consists of <tag>...</tag> for each of `tags`, in this order and once
-    each; otherwise 0. Blanks between the tags are ignored. ValueError: there are no tags."""
+    each; otherwise 0. Blanks between the tags are ignored. ValueError: these are no tags."""
     if not (names := [t.strip() for t in tags.split(",") if t.strip()]):
         raise ValueError("config.reward.format_tags: no tags; the reward 'format' needs some")
+    if len(set(names)) < len(names) or not all(re.fullmatch(r"[\w-]+", t) for t in names):
+        raise ValueError(f"config.reward.format_tags: {tags!r}: wants words that differ: a,b")
 
     def format(problem: Problem, response: str) -> float:
         rest = response.strip()

@@ -140,7 +140,7 @@ def _grades(
     judge: Judge, problem: Problem, said: Sequence[Grade | Failed], texts: Sequence[str]
 ) -> Grades:
     whole = [g for g in said if isinstance(g, Grade)]
-    kinds = {(g.right is None, tuple(g.parts)) for g in whole}
+    kinds = {(g.right is None, frozenset(g.parts)) for g in whole}
     if len(kinds) > 1:
         same = "each needs the same parts, and `right` has to be given for all or for none"
         raise ValueError(f"reward: the grades of problem {problem.id} differ in kind: {same}")

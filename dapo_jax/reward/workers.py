@@ -44,7 +44,7 @@ class _Worker:
         self.due = time.monotonic() + START_S
 
     def said(self):
-        """What it sends next. Half a message, of the user's code, ends with the worker."""
+        """What it sends next. If the user's code writes half a message there, it is killed."""
         late = threading.Timer(_READ_S, os.killpg, (self._process.pid, signal.SIGKILL))
         late.start()
         try:
