@@ -76,6 +76,7 @@ def train(
     with watchdog, workdir.hold(where, config.checkpoint.directory) as home:
         start.share_programs(home)
         checkpoints = config.checkpoint.directory or home.checkpoints
+        resume.require_own(home, checkpoints)
         start.count(home, checkpoints)
         model_dir = start.model_directory(config, home, checkpoints)
         text = build.load_text(config, home.local, model_dir, score)
@@ -208,7 +209,7 @@ def run(
                 cut = f"{done}; the same command goes on from there"
     if parallel.is_main_process():
         records = metrics.read(home.local / "metrics.jsonl")
-        say(report.summary(home.name, state.counters, stop, cut, records))
+        say(report.summary(home.name, directory, state.counters, stop, cut, records))
         say(goodput.summary(book.ledger))
     return not cut
 

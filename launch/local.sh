@@ -14,7 +14,7 @@ usage: launch/local.sh [--gpus=G | --processes=N --devices=D] [FLAG ...] [-- TRA
 
 With --gpus starts G processes, each with one of the first G NVIDIA GPUs; else N (default: 2) with D
 simulated CPU devices each (default: 1), which meet over loopback. Process 0 writes here, the others
-to WORKDIR.process_N.log. Where one fails the others are ended; Ctrl-C or SIGTERM asks all of them to
+to WORKDIR.process_N.log (of a bucket: runs/NAME.process_N.log). Where one fails the others are ended; Ctrl-C or SIGTERM asks all of them to
 save and leave. Exits with process 0's status, or with that of the first that failed.
 
   --extra=EXTRA         with --gpus, what to install: cuda (default: CUDA 12) or cuda13 (driver 580)
@@ -28,6 +28,8 @@ dapo_flags "gpus=number:0:64 processes=number:1:1024 devices=number:1:1024 extra
     dry-run=switch" "$@"
 workdir="$(dapo_workdir)"
 : "${workdir:=$DAPO_ROOT/runs/local}"
+logs="${workdir%"${workdir##*[!/]}"}" logs="${logs/#\~\//$HOME/}"
+[[ "$logs" != *://* ]] || logs="$DAPO_ROOT/runs/${logs##*/}"
 training=("--workdir=$workdir" ${training[@]+"${training[@]}"})
 
 if ((gpus)); then
@@ -68,8 +70,8 @@ for ((i = 0; i < processes; i++)); do
         "${command[@]}" &
         children+=($!)
     else
-        mkdir -p -- "$(dirname -- "$workdir")"
-        "${command[@]}" >"$workdir.process_$i.log" 2>&1 &
+        mkdir -p -- "$(dirname -- "$logs")"
+        "${command[@]}" >"$logs.process_$i.log" 2>&1 &
         children+=($!)
     fi
 done

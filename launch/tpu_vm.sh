@@ -270,8 +270,8 @@ slice loses its own" 2
         [[ "$workdir" == gs://* && -n "$to" ]] || dapo_fail \
             "fetch: give --workdir=gs://... and --to=DIR" 2
         dapo_call mkdir -p -- "$to"
-        exclude='--exclude=(checkpoints|xla)/.*'
-        [[ -z "$checkpoints" ]] || exclude='--exclude=xla/.*'
+        exclude='--exclude=(checkpoints.*|export|journal|profile|rewound|xla)/.*'
+        [[ -z "$checkpoints" ]] || exclude='--exclude=(export|journal|profile|xla)/.*'
         dapo_call gcloud storage rsync --recursive "$exclude" "$workdir" "$to" ;;
     delete) delete_slice ;;
 esac

@@ -35,6 +35,21 @@ def test_what_is_known_of_problems_goes_on_with_the_same_problems(monkeypatch):
     assert begun().by_problem and not begun().by_problem
 
 
+def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(monkeypatch, tmp_path):
+    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {})
+    for name, stub in stubs.items():
+        monkeypatch.setattr(checkpoint, name, stub)
+    monkeypatch.setattr(checkpoint, "restore", lambda *_: State({}, ()))
+    monkeypatch.setattr(resume, "inputs", lambda *_: {})
+    monkeypatch.setattr(resume, "check", lambda *_: True)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/metrics.jsonl").write_text("all of it")
+    (tmp_path / "metrics.jsonl").write_text("all")
+    source = SimpleNamespace(steps=f"{tmp_path}/old/checkpoints", step=3)
+    branch.state(config.base(), None, source, None, None, tmp_path, print)
+    assert (tmp_path / "metrics.jsonl").read_text() == "all of it"
+
+
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):
     run = bucket / "run"
     for file in [*COPIED, *files_of(4), *files_of(8), *files_of(12)]:

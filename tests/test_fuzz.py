@@ -312,7 +312,7 @@ def run_s_files(folder: Path, files: dict[str, bytes]) -> None:
     ledger = goodput.read(folder / "events.jsonl")  # damage costs its line, not the run
     assert all(map(math.isfinite, ledger.shares().values())) and goodput.summary(ledger)
     with contextlib.closing(metrics.Writer(folder, 1, config.base(), lambda _: None)):
-        report.summary("w", Counters(), "", "", metrics.read(folder / "metrics.jsonl"))
+        report.summary("w", "c", Counters(), "", "", metrics.read(folder / "metrics.jsonl"))
 
 
 PUT = [(bytes([i]) * 16, b"payload" * i) for i in range(4)]

@@ -1,6 +1,7 @@
 """What was finished is drawn once: read back bit for bit, and never where it does not belong."""
 
 import pathlib
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -170,6 +171,16 @@ def test_files_go_when_a_checkpoint_holds_what_they_led_to(draw, params, tmp_pat
     with opened(tmp_path, step=5) as journal:
         journal.covered(5)
     assert files(tmp_path) == [] == said
+
+
+def test_files_are_not_removed_while_others_are_added(tmp_path):
+    journal = opened(tmp_path)
+    tidy = threading.Thread(target=journal._tidy)
+    with journal._writing:
+        tidy.start()
+        tidy.join(0.1)
+        assert tidy.is_alive()
+    tidy.join()
 
 
 def test_beyond_the_limit_nothing_is_kept_and_nothing_ends(draw, whole, tmp_path):

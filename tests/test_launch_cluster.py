@@ -233,10 +233,13 @@ def test_local_starts_and_ends_all(tmp_path):
     code = "import sys, time; number = int(sys.argv[-1][-1]); print('process', number, flush=True)"
     executable(tmp_path / "dapo_jax/train.py", code + "; sys.exit(3) if number else time.sleep(50)")
     (tmp_path / "dapo_jax/__init__.py").write_text("")
-    flags = ("--", f"--workdir={tmp_path}/w")
-    done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, PATH=on_path(tools))
-    assert (done.returncode, done.stdout) == (3, "process 0\n")
-    assert (tmp_path / "w.process_1.log").read_text() == "process 1\n"
+    places = {f"{tmp_path}/w": tmp_path / "w", f"{tmp_path}/w x/": tmp_path / "w x"}
+    places |= {"~/h": tmp_path / "h", "gs://b/run": checkout / "runs/run"}
+    for workdir, logs in places.items():
+        flags, where = ("--", f"--workdir={workdir}"), dict(PATH=on_path(tools), HOME=tmp_path)
+        done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, **where)
+        assert (done.returncode, done.stdout) == (3, "process 0\n")
+        assert Path(f"{logs}.process_1.log").read_text() == "process 1\n"
 
 
 def test_local_starts_a_process_for_each_gpu(tmp_path):

@@ -232,6 +232,18 @@ def test_a_damaged_line_costs_that_line(tmp_path, garbage):
         " metrics.jsonl.damaged"
     ]
     assert kept.read_bytes() == before
+    path.write_text("x\n")
+    metrics.Writer(tmp_path, 6, PLOTTED, said.append).close()
+    assert kept.read_bytes() == before and (tmp_path / "metrics.jsonl.damaged.2").exists()
+
+
+def test_tensorboard_s_folder_may_be_a_link(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/old").write_text("")
+    (tmp_path / "tensorboard").symlink_to("there")
+    write(tmp_path, -1, range(2), board=True)
+    assert [step for step, _ in plotted(tmp_path)] == [0, 1]
+    assert not (tmp_path / "there/old").exists()
 
 
 def test_values_that_json_lacks_become_null(tmp_path):

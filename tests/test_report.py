@@ -62,15 +62,17 @@ def test_the_last_words():
         {"step": 1, "eval/a/avg@k": None, "time/eval_s": 1.0, "alarms": ["x"]},
         {"step": 2, "eval/a/avg@k": 0.25, "eval/c/avg@k": 0.4, "time/eval_s": 1.0},
     ]
-    said = report.summary("runs/x", state, "", "", records)
+    said = report.summary("runs/x", "gs://b/c", state, "", "", records)
     assert said.startswith("done: 2 steps, 4 updates, 1,000 responses, 7 tokens\n")
     assert "alarms in 1 steps, the last in step 1" in said
     assert "curves: tensorboard --logdir runs/x/tensorboard (pip install tensorboard)" in said
     lines = [" ".join(line.split()) for line in said.splitlines() if "avg@k" in line]
     a, b, c = "0.10 -> - -> 0.25", "0.30 -> - -> -", "- -> - -> 0.40"
     assert lines == [f"eval/a/avg@k {a}", f"eval/b/avg@k {b}", f"eval/c/avg@k {c}"]
-    assert report.summary("x", state, "why", "", []).startswith("stopped after step 2, saved: why")
-    assert report.summary("x", state, "", "cut off", []).startswith("cut off\n")
+    assert report.summary("x", "c", state, "why", "", []).startswith(
+        "stopped after step 2, saved: why"
+    )
+    assert report.summary("x", "c", state, "", "cut off", []).startswith("cut off\n")
 
 
 def group(position: int, correct: list[bool], truncated: list[bool]) -> Group:

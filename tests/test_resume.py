@@ -1,5 +1,7 @@
 """Which changes of a config may go on from a checkpoint."""
 
+import json
+import pathlib
 from types import SimpleNamespace
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from dapo_jax import config
-from dapo_jax.checkpoint import checkpoint, resume
+from dapo_jax.checkpoint import checkpoint, resume, workdir
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded, Problem
 
@@ -59,6 +61,20 @@ def test_meaningful_changes_are_refused_unless_allowed():
 def test_every_harmless_name_is_a_field_or_a_section():
     for name in resume.HARMLESS:
         assert any(k == name or (name[-1] == "." and k.startswith(name)) for k in config.SCHEMA)
+
+
+@pytest.mark.parametrize("before", ["", "away"])
+def test_checkpoints_in_another_place_are_named_and_nothing_begins_again(before, tmp_path):
+    home = workdir.open_workdir(tmp_path / "run")
+    own = str(tmp_path / before) if before else home.checkpoints
+    resume.require_own(home, "elsewhere")
+    saved = config.leaves(config.base()) | {"checkpoint.directory": own if before else ""}
+    (home.local / "config.json").write_text(json.dumps(saved))
+    resume.require_own(home, "elsewhere")
+    pathlib.Path(own, "3").mkdir(parents=True)
+    resume.require_own(home, own)
+    with pytest.raises(ValueError, match=f"in elsewhere; this workdir's run has its own in {own};"):
+        resume.require_own(home, "elsewhere")
 
 
 def test_other_problems_under_the_same_names_are_refused(tmp_path):

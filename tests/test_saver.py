@@ -45,6 +45,20 @@ def steps(directory):
     return checkpoint.steps(directory)[0]
 
 
+def test_a_step_that_is_removed_while_it_is_read_is_not_there(tmp_path, monkeypatch):
+    """By the run that writes there: it keeps the newest ones."""
+    for step in (1, 2):
+        (tmp_path / str(step)).mkdir()
+
+    def check(step_dir):
+        if step_dir.name == "1":
+            step_dir.rmdir()
+            raise FileNotFoundError
+
+    monkeypatch.setattr(checkpoint.seal, "check", check)
+    assert checkpoint.steps(tmp_path) == ([2], {})
+
+
 def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, disk):
     said, saved = [], []
     with open_saver(tmp_path / "c", said, saved.append) as s:

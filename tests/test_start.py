@@ -70,6 +70,14 @@ def test_the_hub_is_asked_once_and_not_where_there_is_a_checkpoint(hub, asked, t
     assert own == hub / "org/tiny" and len(asked) == 3 and not (tmp_path / "own/base").exists()
 
 
+def test_another_model_s_small_files_are_not_used(hub, asked, tmp_path):
+    shutil.copytree(hub / "org/tiny", hub / "org/other", dirs_exist_ok=True)
+    (tmp_path / "run/checkpoints/7").mkdir(parents=True)
+    found(named(), tmp_path / "run")
+    assert found(named("org/other"), tmp_path / "run") == hub / "org/other" and len(asked) == 2
+    assert found(named("org/other"), tmp_path / "run") == tmp_path / "run/base" and len(asked) == 2
+
+
 def test_a_model_in_a_bucket(hub, bucket):
     shutil.copytree(hub / "org/tiny", bucket / "tiny")
     (bucket / "tiny/optimizer.bin").write_text("not wanted")

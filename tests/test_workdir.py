@@ -111,8 +111,10 @@ def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
     (there / "a.txt").write_text("untouched")
     (home.local / "b.txt").write_text("changed")
     workdir.send(home)
-    (there / "checkpoints/1").mkdir(parents=True)
-    (there / "checkpoints/1/large.txt").write_text("Orbax's")
+    large = ["checkpoints.damaged/1/large.txt", "checkpoints/1/large.txt", "profile/large.txt"]
+    for name in large:
+        (there / name).parent.mkdir(parents=True)
+        (there / name).write_text("large")
 
     again = workdir.open_workdir("gs://b/runs/x")
     assert again.local != home.local
@@ -121,7 +123,7 @@ def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
     assert (again.local / "a.txt").read_text() == "untouched"
     (again.local / "folder/c.txt").unlink()
     workdir.send(again)
-    left = {"a.txt": "untouched", "b.txt": "changed", "checkpoints/1/large.txt": "Orbax's"}
+    left = {"a.txt": "untouched", "b.txt": "changed"} | dict.fromkeys(large, "large")
     assert sent() == left
 
 

@@ -42,8 +42,8 @@ def state(
                 f" of a run ({error}); config.init_state='weights' needs none"
             ) from error
     there = epath.Path(directory).parent / "metrics.jsonl"
-    here = local and local / "metrics.jsonl"  # it exists if a first try was interrupted
-    if here and parallel.is_main_process() and there.exists() and not here.exists():
+    here = local and local / "metrics.jsonl"
+    if here and parallel.is_main_process() and there.exists():
         here.write_bytes(there.read_bytes())
     say(f"a branch of {directory} step {step}")
     return found
@@ -79,5 +79,5 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
             path.rename(place / path.name)
         workdir_lib.send(home)
     kept_in = f"{home.name}/{workdir_lib.REWOUND}/{name}"
-    since = f"{len(later)} later checkpoints, and what was exported and logged since"
-    print(f"back at step {step}; {since}, are kept in {kept_in}")
+    since = f"what was exported and logged since in {kept_in}"
+    print(f"back at step {step}; {len(later)} later checkpoints are kept in {kept}, {since}")

@@ -261,8 +261,9 @@ def steps(directory: Directory) -> tuple[list[int], dict[int, str]]:
         try:
             seal.check(path / str(step))
             whole.append(step)
-        except Damaged as error:
-            damaged[step] = str(error)
+        except (Damaged, FileNotFoundError) as error:
+            if (path / str(step)).exists():  # else the run that writes here has removed it
+                damaged[step] = str(error)
     return whole, damaged
 
 

@@ -162,8 +162,11 @@ class Journal:
             self._failing = True
 
     def _tidy(self) -> None:
-        for file in [file for file in self._files if file.step < self._covered]:
-            del self._files[file]
+        with self._writing:  # or `flush` of another thread may add a file meanwhile
+            over = [file for file in self._files if file.step < self._covered]
+            for file in over:
+                del self._files[file]
+        for file in over:
             try:
                 (self._folder / str(file)).unlink(missing_ok=True)
             except Exception as error:

@@ -1,5 +1,6 @@
 """Resume: which checkpoint to restore, and whether this config may continue from it."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -10,6 +11,7 @@ from dapo_jax import parallel
 from dapo_jax.build import Text
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.checkpoint.checkpoint import Damaged
+from dapo_jax.checkpoint.workdir import Workdir
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import State
 from dapo_jax.data.problems import Encoded
@@ -70,6 +72,24 @@ def newest(
         say(f"warning: going on from step {step}; what is damaged is kept in {kept_in}")
     parallel.any_process(False)  # a barrier: no process writes before they are moved
     return state
+
+
+def require_own(home: Workdir, directory: str) -> None:
+    """ValueError: `directory` has no checkpoint, and where this workdir's run kept its own there
+    are some: it would begin again, over its records. A collective."""
+
+    def elsewhere() -> str:
+        file = home.local / "config.json"
+        if checkpoint.numbers(directory) or not file.exists():
+            return ""
+        with contextlib.suppress(ValueError):  # a damaged one says nothing
+            before = schema.of_run(file.read_text()).checkpoint.directory or home.checkpoints
+            return before if checkpoint.numbers(before) else ""
+        return ""
+
+    if before := parallel.of_main_process(elsewhere):
+        what = f"no checkpoint in {directory}; this workdir's run has its own in {before}"
+        raise ValueError(f"config.checkpoint.directory: {what}; name that, or another workdir")
 
 
 def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, say: Say) -> bool:

@@ -29,7 +29,8 @@ CHECKPOINTS, JOURNAL, REWOUND = "checkpoints", "journal", "rewound"
 PROGRAMS = "xla"  # compiled, for all hosts (hosts/start.py)
 EXPORT = "export"  # Hugging Face directories (export.py)
 # Not copied from a bucket; "logs": what each host printed (hosts/until_done.py).
-_LEFT_THERE = (CHECKPOINTS, JOURNAL, REWOUND, PROGRAMS, "logs", EXPORT)
+_LEFT_THERE = (CHECKPOINTS, f"{CHECKPOINTS}.damaged", JOURNAL, REWOUND, PROGRAMS, EXPORT)
+_LEFT_THERE += ("logs", "profile")
 # What a run creates, replaces or removes.
 _OURS = ("metrics.jsonl", "tensorboard", "rollouts", CHECKPOINTS, JOURNAL)
 _LOCK = ".lock"

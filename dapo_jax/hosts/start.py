@@ -73,22 +73,24 @@ def model_directory(
 ) -> pathlib.Path | None:
     """Directory with config.json and tokenizer of `model.path`; on process 0 also with the weights,
     unless there is a checkpoint to go on from or `given` (default: `init_from`) names other ones.
-    None: the config has a shape and no model. Small files are kept in WORKDIR/base, so that a start
-    from a checkpoint fetches nothing. A collective."""
+    None: the config has a shape and no model. Small files are kept in WORKDIR/base with the model's
+    name, so that a start from a checkpoint fetches nothing. A collective."""
     if not config.model.path:
         return None
-    kept = home.local / "base"
+    kept, named = home.local / "base", home.local / "base" / "model_path"
 
     def look() -> str:
         elsewhere = config.init_from if given is None else given
         weights = not elsewhere and not checkpoint.numbers(checkpoints)
-        if not weights and (kept / "config.json").is_file():
+        same = not named.exists() or named.read_text() == config.model.path
+        if same and not weights and (kept / "config.json").is_file():
             return str(kept)
         found = hf.resolve(config.model.path, weights)
         if not os.path.isdir(os.path.expanduser(config.model.path)):
             kept.mkdir(exist_ok=True)
             for file in _small(found):
                 shutil.copyfile(file, kept / file.name)
+            named.write_text(config.model.path)
         return str(found)
 
     return _folder_of_main_process(look)

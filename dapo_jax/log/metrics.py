@@ -2,6 +2,7 @@
 each rollout step once, also across restarts. Only process 0 writes."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -203,7 +204,9 @@ class Writer:
         """All records that can be read. What the file has lost is said, and the file kept."""
         records, damaged = _records(self._path)
         if damaged:
-            kept_as = self._path.with_name(self._path.name + ".damaged")
+            names = (f"metrics.jsonl.damaged{f'.{n}' * (n > 1)}" for n in itertools.count(1))
+            paths = (self._path.with_name(name) for name in names)
+            kept_as = next(path for path in paths if not path.exists())
             shutil.copyfile(self._path, kept_as)
             lost = f"no record in lines {damaged[:5]} ({len(damaged)} in all)"
             kept = f"the file as it was is kept as {kept_as.name}"
@@ -257,7 +260,8 @@ class Writer:
         except OSError as error:
             self._close_board()
             if not self._failing:
-                self._say(f"warning: {self._path}: {error.strerror}; records wait in memory")
+                late = "records wait in memory" if self._lines else "TensorBoard's curves wait"
+                self._say(f"warning: {self._path}: {error.strerror}; {late}")
             self._failing = True
 
     def _append(self, new: bytes) -> None:

@@ -25,8 +25,9 @@ class Board:
     cannot be written; close this board and make another."""
 
     def __init__(self, folder: pathlib.Path, config):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # it may be a link
+        for old in folder.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
         self._longest = config.rollout.max_response_tokens
         self._described, self._laid_out = set(), False
         self._wall: dict[int, float] = {}  # step -> when it was recorded, seconds since 1970

@@ -76,7 +76,7 @@ def test_rewound_it_comes_to_the_same_bits(whole, server, tmp_path):
     before = harness.files(workdir, "rollouts", "eval")
     for aside in ("to_8", "to_8_2"):
         said = server.run(workdir, "--rewind=8")
-        assert said.startswith("back at step 8; 2 later checkpoints, and what was exported and ")
+        assert said.startswith("back at step 8; 2 later checkpoints are kept in ")
         assert harness.newest(workdir) == 8
         kept = workdir / "rewound" / aside
         assert harness.newest(kept) == 12 and harness.records(kept) == harness.records(whole)
