@@ -13,9 +13,8 @@
 DAPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)"
 # shellcheck source=launch/flags.sh
 source "$DAPO_ROOT/launch/flags.sh"
-# Supported: Python 3.11 to 3.14. The packages have no wheels for 3.15 at their tested versions.
-# Of a TPU's hosts and of the Dockerfile's image, by worker.sh: it decides which jax and libtpu
-# requirements.txt gives a run. The compiles that docs/ and configs/ tell of are this one's.
+# The Python that worker.sh installs on a TPU's hosts and in the Dockerfile's image. It decides which
+# jax and libtpu requirements.txt gives; docs/ and configs/ report compiles made with these.
 DAPO_TPU_PYTHON="${DAPO_TPU_PYTHON:-3.11}"
 DAPO_NO_PYTHON=69  # exit status when no interpreter can be had, so that callers may skip
 
@@ -30,9 +29,9 @@ dapo_gpus() {  # dapo_gpus NUMBER
     ((found >= $1)) || dapo_fail "--gpus=$1: nvidia-smi lists $found on this machine" 2
 }
 
-# Sets `environment` for a process of several with a GPU each. A value of the caller's stays. Nine
-# tenths of the memory are jax's, of itself three quarters (docs.nvidia.com/jax-toolbox, GPU
-# performance); NCCL says what is wrong (its user guide). Without a GPU jax refuses.
+# Sets `environment` for a process of several with a GPU each. The caller's values stay, but for
+# JAX_PLATFORMS, without which jax would go on without a GPU. jax takes nine tenths of the memory (its
+# default: three quarters; docs.nvidia.com/jax-toolbox, GPU performance), and NCCL prints warnings.
 dapo_gpu_environment() {
     # shellcheck disable=SC2034  # the caller's
     environment=("JAX_PLATFORMS=cuda,cpu"
@@ -42,6 +41,7 @@ dapo_gpu_environment() {
 
 dapo_say() { printf '[set-up] %s\n' "$(dapo_plain "$*")" >&2; }
 
+# Supported: Python 3.11 to 3.14. The packages have no wheels for 3.15 at their tested versions.
 # Whether COMMAND is a Python that runs (a pyenv shim may be on PATH and only print an error), is of
 # VERSION (any supported one if empty), and can make a virtual environment.
 dapo_python_works() {  # dapo_python_works COMMAND VERSION

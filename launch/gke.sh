@@ -164,8 +164,6 @@ case "$action" in
         dapo_meeting
         ((slices == 1 || hosts > 1)) || dapo_fail \
             "--type=$whole: GKE joins slices of several hosts, and $type has one" 2
-        [[ "$prepare" != *gcloud* && "$prepare" != *gsutil* ]] || dapo_say \
-            "--prepare: has that image gcloud? Ours has not (see --help)"
         check_characters "$prepare" "${training[@]}"
         dapo_check_training "$whole" "${training[@]}"
         text="$(manifest)"

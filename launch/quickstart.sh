@@ -13,7 +13,7 @@ The same command again resumes the run in DIR.
   --config=FILE           the experiment                   (default: configs/quickstart.py)
   --workdir=DIR           metrics, rollouts, checkpoints   (default: runs/quickstart)
   --config.FIELD=VALUE    change one field of the config
-  --extra=tpu|cuda        install jax for this accelerator (default: CPU)
+  --extra=tpu|cuda|cuda13 install jax for this accelerator (default: CPU)
   --python=X.Y            use this Python, in .venv-X.Y
   --dry-run               print the command, do nothing
   --help                  print this

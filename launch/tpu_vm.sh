@@ -27,7 +27,7 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [FLAG ...] [-- TRAINING 
                              as one run: 2xv5p-256 (logs and stop want it then, too)
   --runtime=VERSION          default: what Google names for the type
   --spot | --reserved        how to ask for it                    (default: on demand)
-  --flex-start=DURATION      or so: wait until it is there, have it this long (4h; at most 7d)
+  --flex-start=DURATION      or: wait until it is there, then keep it so long (4h; at most 7d)
   --prepare=COMMAND          shell command on every host after the install, such as
                              'gcloud storage cp gs://BUCKET/dapo-math-17k.parquet dapo_jax/'
   --weights-dir=DIR          of the hosts, for weights of the hub or a bucket (HF_HOME, TMPDIR). The
@@ -97,8 +97,8 @@ fi
 
 scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
 
-# What a `describe` of gcloud prints; nothing where there is no such thing. Where it cannot say, for
-# want of a network or a right, that is no answer: it is said, and 'UNKNOWN'.
+# What a `describe` of gcloud prints; nothing where there is no such thing. Where gcloud cannot say,
+# for want of a network or a right, its words go to stderr and this prints UNKNOWN.
 described() {
     local said
     if said="$(gcloud "$@" "${scope[@]}" 2>&1)"; then

@@ -42,15 +42,15 @@ COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "host:port of process 0; default: found by JAX, else this is the only one."
 )
 NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes", 0, "Processes of the run; 1: this alone. By itself: how many JAX has to find."
+    "num_processes", 0, "Processes of the run; 1: only this. Alone: how many JAX has to find."
 )
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which of them this is, from 0.")
 START_TIMEOUT = flags.DEFINE_integer("start_timeout", 50, "Seconds in which all must have met.", 1)
 HEARTBEAT_TIMEOUT = flags.DEFINE_integer(
     "heartbeat_timeout",
     100,
-    "Seconds of silence after which a process is named as gone. The run ends then where a device"
-    " program fails of it; where all of them wait, after twice as long; itself after three times.",
+    "Seconds of silence after which a process is named as gone. The run ends then if a program of"
+    " the devices fails by it, after twice as long if all wait; the silent one after three times.",
     lower_bound=5,
 )
 

@@ -1,5 +1,5 @@
-"""A start that fetches nothing twice: one reader of the base model, one compiler for all hosts; and
-one that is not repeated for ever by a launcher."""
+"""A start reads the base model once and compiles once for all hosts; a launcher's starts without
+progress come to an end."""
 
 import atexit
 import contextlib

@@ -35,7 +35,7 @@ def step_flops(
     prompts = forward_flops(shape, [len(g.prompt) for g in drawn])
     again = forward_flops(shape, [len(g.prompt) for g in drawn for _ in g.responses])
     sampling = forward_flops(shape, _lengths(drawn)) - again + prompts
-    # Forward and backward, which counts twice but with LoRA: there no weight has a gradient.
+    # Forward, and backward, which is two passes, or one with LoRA: base weights have no gradient.
     passes = 2 if config.model.lora.rank else 3
     passes += (config.loss.old_logprobs == "recompute") + bool(config.loss.kl_coef)
     models = [(shape, passes), *others] if record.updates else others
