@@ -1,6 +1,7 @@
 """The console's words, and responses as rows to read."""
 
 import io
+import sys
 import types
 
 import numpy as np
@@ -20,7 +21,8 @@ def test_a_line_a_step_where_no_terminal_is(monkeypatch):
     now = iter([0.0, 100.0, 102.0, 104.0])
     monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
     said, file = [], io.StringIO()
-    progress = report.Progress(64, 1, said.append, file)
+    monkeypatch.setattr(sys, "stderr", file)
+    progress = report.Progress(64, 1, said.append)
     for _ in range(3):
         progress.update({"reward/accuracy": 0.5, "perf/tokens_per_s": 12345.6, "optim/lr": 1.0})
     progress.close()
@@ -46,7 +48,8 @@ def test_a_line_a_step_and_a_bar_where_a_terminal_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     said, file = [], io.StringIO()
     file.isatty = lambda: True
-    progress = report.Progress(64, 11, said.append, file)
+    monkeypatch.setattr(sys, "stderr", file)
+    progress = report.Progress(64, 11, said.append)
     progress.update({"reward/accuracy": 0.5})
     progress.update({})
     progress.close()

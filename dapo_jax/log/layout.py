@@ -15,7 +15,6 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from dapo_jax.log import tags
 
-_LISTS = re.compile(r"alarms|.+(_hist|by_\w+)")  # not scalars
 _VAGUE = ("1", "nats", "nats per token")
 
 
@@ -28,7 +27,7 @@ def _sections() -> dict[str, list[str]]:
             if line.startswith("## "):
                 heading = re.sub(r" *\(.*", "", line.removeprefix("## "))
             name = line.partition("|")[2].split("|")[0].strip(" `") if line[:3] == "| `" else ""
-            if name in tags.TAGS and name != "time/wall" and not _LISTS.fullmatch(name):
+            if name in tags.TAGS and name != "time/wall" and not tags.LISTS.fullmatch(name):
                 found.setdefault(heading, []).append(name)
     return found
 

@@ -338,7 +338,7 @@ def _records(path: pathlib.Path) -> tuple[list[dict], list[int]]:
 
 def _is_record(row: dict | None) -> bool:
     """Whether `Writer.record` may have written it: numbers, and lists where lists belong."""
-    listed = lambda tag, x: isinstance(x, list) and re.fullmatch(r"alarms|.+(_hist|by_\w+)", tag)
+    listed = lambda tag, x: isinstance(x, list) and tags.LISTS.fullmatch(tag)
     number = lambda x: x is None or (isinstance(x, int | float) and not abs(x) > 1e308)
     known = row and type(row.get("step")) is int
     return bool(known) and all(number(x) or listed(tag, x) for tag, x in row.items())

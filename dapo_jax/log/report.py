@@ -6,7 +6,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
 
 import numpy as np
 from tqdm import tqdm
@@ -23,17 +22,16 @@ from dapo_jax.variants import choose
 
 
 class Progress:
-    """Progress of the run and the time left: a line per step and, on a terminal, a bar below them.
-    say: prints a line; file: the bar is drawn there if it is a terminal."""
+    """Progress of the run and the time left: a line per step, printed by `say`, and, where stderr
+    is a terminal, a bar below them."""
 
-    def __init__(self, steps: int, done: int, say: Callable, file: TextIO | None = None):
-        file = file or sys.stderr
+    def __init__(self, steps: int, done: int, say: Callable):
         self._steps, self._done, self._say = steps, done, say
         self._seconds = collections.deque(maxlen=9)  # of the last steps, including evaluation
         self._since = time.monotonic()
-        hidden = not (parallel.is_main_process() and file.isatty())
+        hidden = not (parallel.is_main_process() and sys.stderr.isatty())
         look = dict(desc="DAPO", unit="step")
-        self._bar = tqdm(total=steps, initial=done, file=file, disable=hidden, **look)
+        self._bar = tqdm(total=steps, initial=done, disable=hidden, **look)
 
     def update(self, log: dict) -> None:
         """Count one more step, and print its line."""

@@ -37,6 +37,7 @@ def _rows(text: str) -> Iterator[list[str]]:
 FILES = (pathlib.Path(__file__).with_name("tags.md"), choose.TAGS)
 _TABLES = [row for file in FILES for row in _rows(file.read_text(encoding="utf-8"))]
 WHEN = {name: cells[0] for name, *cells in _TABLES if len(cells) == 1}
+LISTS = re.compile(r"alarms|.+(_hist|by_\w+)")  # tags whose values are lists
 TAGS = {name: Tag(*cells) for name, *cells in _TABLES if len(cells) > 1}
 
 # Of policy/entropy_hist, nats. Half of all tokens are nearly certain; ln(152,064) = 11.93.
