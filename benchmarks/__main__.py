@@ -7,6 +7,7 @@ docs/results/ and README.md's table from all of them.
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -63,7 +64,8 @@ def main(argv: Sequence[str]) -> None:
         print(__doc__)
         print("\n".join(f"  {n:18}{first_line(n)}" for n in BENCHMARKS))
         sys.exit(f"error: no benchmark {name!r}" if name and name != "--help" else 0)
-    isa = next((a.removeprefix("--isa=") for a in rest if a.startswith("--isa=")), "")
+    joined = " ".join(rest)  # --isa=AVX2 or --isa AVX2
+    isa = m[1] if (m := re.search(r"(?:^| )--isa[= ](\S+)", joined)) else ""
     harness.prepare(BENCHMARKS[name].cores, harness.limited(isa))
     module = importlib.import_module(f"benchmarks.{name}")
     harness.run(name, module, BENCHMARKS[name].packages, rest)

@@ -22,7 +22,7 @@ from dapo_jax.plan import kernels
 from dapo_jax.pods import slices
 
 CLOCK = 1.75e9  # Hz
-CHIPS = {"v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v5e": "v5e:2x2"}
+CHIPS = {"v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 PAGE, DIM, ROW_PAGES, POOL_PAGES = 128, 128, 176, 11264
 JAX_PAGES = 4, 8, 16  # pages a block of JAX's kernel
 FLAGS = {

@@ -53,7 +53,7 @@ def setting(size: str) -> Setting:
 PROMPT, SLOTS, EQUAL, _, _, ROWS, ROW = Setting()
 PARTS = "decode", "wide", "update", "step", "bits", "kernels", "peers"
 FLAGS = {
-    "sizes": Flag(("0.5B",), ("0.5B", "1.5B"), choices=("tiny", "0.5B", "1.5B", "7B")),
+    "sizes": Flag(("",), ("0.5B", "1.5B"), choices=("", "tiny", "0.5B", "1.5B", "7B")),
     "repeats": Flag(1, 2),
     "peers": Flag(True, True, "transformers and torch, too"),
     "all": Flag(False, False, "all parts of gpu_parts.py, of 0.5B, 1.5B and 7B"),
@@ -211,14 +211,13 @@ def measure(args) -> list[harness.Table]:
     if args.all or any(args.only):
         from benchmarks import gpu_parts  # which imports this
 
-        if tuple(args.sizes) in FLAGS["sizes"][:2]:  # nothing was asked for
-            args.sizes = ["0.5B", "1.5B", "7B"]
+        args.sizes = args.sizes if any(args.sizes) else ["0.5B", "1.5B", "7B"]
         return gpu_parts.run(args)
     table = harness.Table("Qwen2.5", "dapo_jax", "transformers (ours over it)")
     apart = lambda part, size: harness.apart(
         part, size, args.repeats, XLA_PYTHON_CLIENT_MEM_FRACTION="0.95"
     )
-    for size in args.sizes:
+    for size in args.sizes if any(args.sizes) else ["0.5B"]:
         ours = {"sampling": apart(sample_ours, size), "update": apart(update_ours, size)}
         theirs = {"sampling": {}, "update": {}}
         if args.peers:

@@ -286,6 +286,11 @@ def test_what_comes_first_is_told_first():
     assert plain["first"] == "lr high" and plain["suspects"][0]["figures"][0]["bound"] == 0.1
 
 
+def test_the_evaluation_before_the_first_step_is_no_step():
+    every = (np.arange(N + 1), np.linspace(0.1, 0.5, N + 1))
+    assert diagnose.steps(evidence(**{EVAL: every})) == N
+
+
 def test_curve():
     """By hand: 20 steps have windows of 4; noise is the differences' deviation over sqrt 4."""
     c = Curve(np.arange(1, 21), np.arange(20.0))

@@ -13,7 +13,7 @@ from test_train import small
 
 from dapo_jax.log import layout, metrics, tags, tensorboard as board
 
-RECORD = {t: 1.0 for t in tags.TAGS if not layout._LISTS.fullmatch(t) and "<" not in t} | {
+RECORD = {t: 1.0 for t in tags.TAGS if not tags.LISTS.fullmatch(t) and "<" not in t} | {
     "eval/a_b/avg@k": 0.5, "eval/a_b_top_p0.7/avg@k": 0.5, "eval/c/maj@k": 1, "time/lost/away": 0,
     "source/my set/accuracy": 1, "source/d(1)/score": 1, "reward_part/x/y": 1, "step": 1,
     "critic/long/return_mean": 1, "drafts/drafted/own": 1, "of/another version": 1, "alarms": ["a"],

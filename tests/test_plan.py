@@ -211,6 +211,7 @@ def test_caches_that_their_kernels_cannot_read():
 def test_other_constants(monkeypatch):
     monkeypatch.setattr(constants, "VALUES", {"a": 1.0})
     monkeypatch.setattr(constants, "CONSTANTS", {"a": constants.Constant(1, 1, 2, "", "")})
+    constants.override(["a=1.8e+11"])
     constants.override(["a=.25e-6"])
     assert constants.VALUES["a"] == constants.CONSTANTS["a"].value == 0.25e-6
     for text in ("b=1", "a=0.0", "a", "a=x", "a=-1", "a=1.2.3"):

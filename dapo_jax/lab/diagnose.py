@@ -3,8 +3,8 @@
     python -m dapo_jax.lab diagnose RUN [--json=FILE]
 
 RUN is a workdir, on a disk or in a bucket, or another log that `compare` reads: of such a one there
-are fewer figures. Only metrics.jsonl, rollouts/ and config.json are read; docs/diagnose.md has the
-causes and how often they were found. What could not be judged, and why, is said.
+are fewer figures. Only metrics.jsonl, rollouts/, eval/ and config.json are read; docs/diagnose.md
+has the causes and how often they were found. What could not be judged, and why, is said.
 
 Exit status: 0, nothing was found; 2, a cause is named; 3, nothing can be told, as there are too few
 steps or figures; 1, RUN is no run.
@@ -174,11 +174,12 @@ def diagnose(e: Evidence) -> Diagnosis:
 
 
 def steps(e: Evidence) -> int:
-    return max((len(e.curve(tag).steps) for tag in e.series), default=0)
+    trained = (tag for tag in e.series if not tag.startswith("eval/"))  # those have step 0 as well
+    return max((len(e.curve(tag).steps) for tag in trained), default=0)
 
 
 def words(rule: causes.Rule) -> str:
-    return rule.judge.__name__.strip("_").replace("_", " ")
+    return rule.judge.__name__.replace("_", " ")
 
 
 def lacks(e: Evidence, rule: causes.Rule) -> str:

@@ -136,6 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pictures", default="", metavar="DIR", help="write each curve there too")
     parser.add_argument("--pool_seeds", action="store_true", help="seeds of a config: one curve")
     a = parser.parse_args(argv)
+    if a.samples < 0:
+        parser.error(f"--samples={a.samples}: wants 0 or more")
     try:
         files.write(pathlib.Path(a.out), page(a.run, a.samples, a.pool_seeds))
         if a.pictures:

@@ -1,8 +1,9 @@
 """What the time model takes as given: constants.txt, every number with its range and its source."""
 
+import contextlib
 import json
+import math
 import pathlib
-import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -41,7 +42,10 @@ def override(given: Iterable[str]) -> None:
     """Take other values from here on: ['keys_hbm=0.9']. ValueError: no such constant or value."""
     for text in given:
         name, _, value = text.partition("=")
-        if name not in VALUES or not re.fullmatch(r"\d*\.?\d*[1-9]\d*(e-?\d+)?", value):
+        number = -1.0
+        with contextlib.suppress(ValueError):
+            number = float(value)
+        if name not in VALUES or not 0 < number < math.inf:
             raise ValueError(f"--constants: {text!r}: wants NAME=NUMBER of plan/constants.txt")
-        VALUES[name] = float(value)
+        VALUES[name] = number
         CONSTANTS[name] = CONSTANTS[name]._replace(value=VALUES[name])

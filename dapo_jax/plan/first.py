@@ -68,7 +68,7 @@ def choices(found: Machine) -> Iterator[dict[str, Any]]:
     """The fields that may be tried, the most wanted first."""
     for groups, longest in SIZES[found.platform]:
         n, most = found.devices, groups * GROUP
-        for slots in (x for x in (128, 64, 32, 16, 8) if most >= x >= n):
+        for slots in (x // n * n for x in (128, 64, 32, 16, 8) if most >= x >= n):
             for rows in (x * n for x in (8, 4, 2, 1)):
                 yield {
                     "rollout.groups": groups, "rollout.slots": slots, "rollout.chunk": 32,
@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="mine.py", help="the config that is written")
     a = parser.parse_args(argv)
     out = pathlib.Path(a.out)
-    sets = a.eval if "=" in a.eval or not a.eval else f"test={a.eval}"
+    sets = a.eval if "=" in a.eval or "," in a.eval or not a.eval else f"test={a.eval}"
     named = {"model.path": a.model, "data.train": a.train, "eval.files": sets}
     named |= {"reward.function": a.reward} if a.reward else {}
     try:
