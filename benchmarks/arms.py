@@ -1,6 +1,6 @@
 """Trains several arms, once per seed each, and compares what they learn: one study at a time.
 
-    python -m benchmarks arms --full --study=recipes [--only dapo gspo] [--out=runs/recipes]
+    python -m benchmarks arms --full --study=recipes [--out=runs/recipes]
     python -m benchmarks arms --study=recipes --kept     the table again, from the records kept
 
     quickstart            DAPO and naive GRPO, from one base model
@@ -353,8 +353,6 @@ def compared(study: Study, runs: Mapping[str, Sequence[Run]], name: str = "") ->
 FLAGS = {
     "study": Flag("quickstart", "quickstart", choices=tuple(STUDIES)),
     "seeds": Flag(2, 5),
-    "first_seed": Flag(0, 0),
-    "only": Flag(("",), ("",), "arms to train beside the plain one; all where none is named"),
     "out": Flag("", "", "folder of the runs; runs/STUDY without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
     "kept": Flag(False, False, "the table alone, from the records that are kept"),
@@ -370,11 +368,8 @@ def measure(args) -> list[harness.Table]:
     if args.kept:
         found = harness.kept(kept(args.study))
     else:
-        plain, *others = study.arms
-        wanted = [plain, *(arm for arm in others if args.only == ("",) or arm in args.only)]
         out = pathlib.Path(args.out or harness.ROOT / "runs" / args.study)
-        seeds = range(args.first_seed, args.first_seed + args.seeds)
-        found = train(study, wanted, seeds, out, args.jobs)
+        found = train(study, study.arms, range(args.seeds), out, args.jobs)
         if args.write:
             harness.keep(kept(args.study), found, KEPT)
     return [compared(study, paired.by_arm(found, study.arms), args.study)]

@@ -224,12 +224,10 @@ def changed(
 
 
 FLAGS = {
-    "only": Flag(("",), ("",), "methods, in their order; all of RATES where none is named"),
     "tune": Flag(False, False, "rates, by short runs from the base model of the exploration"),
     "parts": Flag(False, False, "CISPO taken apart, beside the kept runs of it and of full DAPO"),
     "without": Flag(False, False, "full DAPO and the same without each technique"),
     "seeds": Flag(0, 4, "runs of each method, each from a base of its seed; 0: those kept"),
-    "first_seed": Flag(0, 0),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
 }
@@ -237,18 +235,15 @@ FLAGS = {
 
 def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / rungs.TASK["HOME"])
-    wanted = METHODS if args.only == ("",) else [n.replace("_DAPO", " DAPO") for n in args.only]
-    names = [name for name in METHODS if name in wanted]
     if args.tune:
-        return [tuned(names, out, args.jobs)]
+        return [tuned(METHODS, out, args.jobs)]
     updates = STEPS * rungs.TASK["get_config"]().optim.minibatches
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    found = {}
+    seeds, found = range(args.seeds), {}
     if args.parts:
-        for name in PARTS if args.only == ("",) else args.only:
+        for name in PARTS:
             found |= records(out, [part(name, s, out) for s in seeds], args.jobs)
-        parts = harness.kept(KEPT_PARTS) | found  # of arms that `only` leaves out, those kept
-        if args.write:
+        parts = found or harness.kept(KEPT_PARTS)
+        if found and args.write:
             harness.keep(KEPT_PARTS, parts, TAGS)
         both = paired.by_arm(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
         return changed(both, CHANGES, updates, "rungs_parts")
@@ -263,7 +258,7 @@ def measure(args) -> list[harness.Table]:
         return changed(runs, WITHOUT, updates, "rungs_without", rungs.BESIDE)
     if not args.seeds:
         return compared(paired.by_arm(harness.kept(KEPT), METHODS), updates)
-    for name in (n for n in names if n in RATES):  # one after the other: a cut loses the last
+    for name in (n for n in METHODS if n in RATES):  # one after the other: a cut loses the last
         steps = STEPS if name in AGAIN else round(STEPS * LONGER)
         where = f"recipes/{name.replace(' ', '_')}/seed_{{}}".format
         tasks = [task(name, RATES[name], s, s, out, where(s), steps) for s in seeds]
