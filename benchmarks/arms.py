@@ -51,10 +51,9 @@ Score = Callable[[Run, Mapping[str, float]], float]  # (run, budgets) -> a numbe
 
 
 class Column(NamedTuple):
-    """cell: (the arm's runs, budgets) -> what is written. head may hold {updates} and {tokens}, the
-    budgets: the fewest updates, and million tokens, of any run. less: '' or the head of a column
-    of how far the arm's scores are from the plain arm's, which has a verdict beside it; "ahead" is
-    where they are larger or, with better -1, smaller."""
+    """cell: (the arm's runs, budgets) -> what is written. head: may name the budgets {updates} and
+    {tokens} (millions), the fewest of any run. less: head of a further column, the arm's score less
+    the plain arm's, with a verdict; '' = none. better: -1 where a smaller score is ahead."""
 
     head: str
     cell: Callable[[Sequence[Run], Mapping[str, float]], Any]

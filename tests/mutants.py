@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
     test: str  # of tests/; kills it
 
 
-MUTANTS = [Mutant(**fields) for fields in TABLES["mutant"]]
+MUTANTS = [Mutant(file, **m) for file, of in TABLES["mutant"].items() for m in of]
 JUDGES: dict[str, list[str]] = TABLES["judges"]  # file -> tests, of those made by machine
 
 
@@ -127,7 +127,7 @@ def by_hand(only: str) -> list[Case]:
 
 
 def by_machine(only: str, number: int, seed: int) -> list[Case]:
-    known = {(row["file"], row["line"]) for row in TABLES["survivor"]}
+    known = {(file, x["line"]) for file, of in TABLES["survivor"].items() for x in of}
     drawn = generated_mutants.drawn(ROOT, JUDGES, number, seed)
     drawn = [m for m in drawn if only in m.place]
     found = [m for m in drawn if (m.file, m.after) not in known]

@@ -184,7 +184,7 @@ def test_a_value_model_that_is_not_to_be_had_here_is_a_doubt(monkeypatch):
     """As the policy's own: the hosts may have it."""
     monkeypatch.setattr(hf.huggingface_hub, "hf_hub_download", Mock(side_effect=OSError))
     c = big(critic__enabled=True, critic__init_from="somebody/reward")
-    assert plan.check(c, V5P).startswith("somebody/reward: its config.json is")
+    assert plan.check(c, V5P).startswith("somebody/reward: no such directory here")
 
 
 @pytest.mark.parametrize("pod", ["v5p-256", "v5p-512", "2xv5p-256", "v6e-256", "tpu7x-128"])

@@ -1,9 +1,9 @@
 """Why runs go wrong, as rules: each is one function from a run's series to a Finding or None.
 
-RULES is in the order in which causes are told: what is wrong before the policy is (sampler, prompt,
-reward) stands before how it is trained, and that before what follows from both. A bound is a share
-of the run's own start or of its config wherever there is such a thing; docs/diagnose.md has the
-table. A rule that lacks a tag, or steps, says nothing, and `lab/diagnose.py` says so.
+RULES is in the order in which causes are told: a cause stands where its first rule that fires
+stands. A bound is a share of the run's own start or of its config wherever there is such a thing;
+docs/diagnose.md has the table. A rule that lacks a tag, or steps, says nothing, and
+`lab/diagnose.py` says so.
 """
 
 import math

@@ -157,7 +157,7 @@ def evaluated(path: str) -> list[Answer]:
 
 
 def diagnose(e: Evidence) -> Diagnosis:
-    """Ask every rule. A cause stands where its first rule stands."""
+    """Ask every rule. A cause stands where its first rule that fires stands."""
     found: dict[str, list[Finding]] = {}
     untold: dict[str, str] = {}
     judged = 0

@@ -49,8 +49,8 @@ class Curve(NamedTuple):
         return self.late - self.start > max(RISE * scale, 2 * self.noise)
 
     def since(self, beyond: np.ndarray) -> int:
-        """The step from which on `beyond` (bool [n]) holds in most steps; the first where it does
-        if there is none."""
+        """The first step of `beyond` (bool [n]) from which it holds in more than half of what
+        follows; else the first where it holds."""
         rest = np.cumsum(beyond[::-1])[::-1] / np.arange(len(beyond), 0, -1)
         there = np.flatnonzero(beyond & (rest > 0.5))
         there = there if len(there) else np.flatnonzero(beyond)

@@ -55,7 +55,7 @@ def explain(
     the same tokens (implies whole). ValueError: there is no such problem or sample."""
     position = redraw.position(o, problem)
     if not position < 2**31:
-        raise ValueError(f"PROBLEM {problem}: no position of a stream")
+        raise ValueError(f"PROBLEM {problem}: positions are below 2**31")
     (group,) = redraw.draw(o, [position])
     asked, G = o.text.train.problems[o.stream[position]], len(group.responses)
     if sample is not None and not 0 <= sample < G:

@@ -7,9 +7,9 @@ from dapo_jax.plan.simulate import Sizes, Trace, Traffic
 def simulated(
     config, traffic: Traffic, sizes: Sizes, problems: int, largest: tuple[int, Trace] | None = None
 ) -> list[tuple[int, Trace]]:
-    """The one call that evaluates all sets at both settings, +1 times. problems: of one set; 0 =
-    none. largest: problems and trace of a step's largest round; where `eval.with_rollout` evaluates
-    in its call, that call +1 times and the round alone -1 times."""
+    """(sign, call): an evaluation takes the seconds of the calls with +1, less those with -1.
+    problems: of one set; 0 = none. largest: problems and trace of a step's largest round; with
+    `eval.with_rollout` both are drawn in one call, from which the round alone is taken off."""
     if not problems:
         return []
     settings = 1 + (config.eval.top_p < 1)

@@ -107,7 +107,7 @@ def _samplers(t, net: qwen2.Shape, traffic: Traffic, limit: float, platform: str
     shards, row = geometry.shards, geometry.row_pages * geometry.page_tokens
 
     def pool(slots: int) -> float:
-        """Tokens that a shard can hold beside what as many slots want."""
+        """Tokens of cache that a shard has room for, beside all else that so many slots need."""
         wide = changed(t, {"rollout.slots": slots * shards})
         table = footprint.memory(wide, net, sizes, platform)
         held = table["sampling"].pop("cache") / slots  # by a row of a shard

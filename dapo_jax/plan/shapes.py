@@ -54,5 +54,6 @@ def read_network(config, path: str) -> qwen2.Shape:
     try:
         file = hf.config_file(path)
     except Exception as e:  # as in hf.resolve
-        raise ValueError(f"{path}: its config.json is not to be had ({type(e).__name__})") from e
+        none = "no such directory here, and no config.json on the hub"
+        raise ValueError(f"{path}: {none} ({type(e).__name__})") from e
     return hf.read_shape(file.parent, **choices)

@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
     rollouts: Rollouts
     packed: simulate.Packed
-    evaluations: list[tuple[int, Trace]]  # calls of one evaluation; -1: what it is more than
+    evaluations: list[tuple[int, Trace]]  # (sign, call): their signed seconds are one evaluation's
     prefill_chunks: int  # calls that take a prompt through
     responses: float  # drawn
 

@@ -115,8 +115,8 @@ class Study(NamedTuple):
 
 
 def told(found: Mapping[str, Sequence[Compared]]) -> dict[str, list[Compared]]:
-    """The same, of all studies that are reported together: paired t-tests of the contrasts that
-    decide, corrected by Holm for their number."""
+    """`found` with `told` set: paired t-tests of the contrasts that decide, corrected by Holm for
+    their number over all studies."""
     deciding = [x for of in found.values() for x in of if x.contrast.expected]
     sure = iter(stats.differ([np.subtract(x.after, x.before) for x in deciding]))
     mark = lambda x: x._replace(told=next(sure)) if x.contrast.expected else x

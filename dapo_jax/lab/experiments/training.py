@@ -16,7 +16,7 @@ SEEDS = flags.DEFINE_integer(
     "seeds", 0, "Runs of each rung of the ladder (0 = 5), or of each setting of a sweep (0 = 1).", 0
 )
 JOBS = flags.DEFINE_integer(
-    "jobs", 0, "Runs at a time, each on a core; 0 = one per core, 1 = in this process."
+    "jobs", 0, "Runs at a time, each on a core; 0 = one per core, 1 = in this process.", 0
 )
 
 
