@@ -66,7 +66,7 @@ def _newest(directory: str | Path) -> tuple[Path, dict]:
     path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not path.is_dir():
         raise ValueError(f"{directory}: no such directory")
-    if not any(checkpoint.steps(path)):
+    if not checkpoint.numbers(path):
         raise ValueError(f"{directory}: no checkpoint in it; give a run's workdir")
     step = checkpoint.find_step(path)
     with checkpoint.reader(path) as manager:

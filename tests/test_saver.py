@@ -59,6 +59,25 @@ def test_a_step_that_is_removed_while_it_is_read_is_not_there(tmp_path, monkeypa
     assert checkpoint.steps(tmp_path) == ([2], {})
 
 
+def test_seals_of_other_steps_are_not_looked_at(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        (tmp_path / str(step)).mkdir()
+    looked = []
+
+    def check(step_dir):
+        looked.append(step_dir.name)
+        if step_dir.name == "3":
+            raise seal.Damaged("cut")
+
+    monkeypatch.setattr(seal, "check", check)
+    assert checkpoint.find_step(tmp_path) == 2 and looked == ["3", "2"]
+    assert checkpoint.find_step(tmp_path, 1) == 1 and looked[2:] == ["1"]
+    with pytest.raises(seal.Damaged, match="step 3: damaged: cut"):
+        checkpoint.find_step(tmp_path, 3)
+    with pytest.raises(ValueError, match="no step 4; it has 1, 2, 3$"):
+        checkpoint.find_step(tmp_path, 4)
+
+
 def test_a_full_disk_costs_no_checkpoint_and_the_next_step_is_saved(tmp_path, disk):
     said, saved = [], []
     with open_saver(tmp_path / "c", said, saved.append) as s:

@@ -17,7 +17,7 @@ import importlib.metadata
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -254,10 +254,13 @@ def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
     return _retried(f"{m.directory} step {step}", "arrays", shapes)
 
 
-def steps(directory: Directory) -> tuple[list[int], dict[int, str]]:
-    """(whole steps, newest first; damaged ones and what is wrong with each), by their seals."""
+def steps(
+    directory: Directory, among: Sequence[int] | None = None
+) -> tuple[list[int], dict[int, str]]:
+    """(whole steps, newest first; damaged ones and what is wrong with each), by their seals. among:
+    those to look at, of `numbers`."""
     path, whole, damaged = _absolute(directory), [], {}
-    for step in numbers(directory):
+    for step in numbers(directory) if among is None else among:
         try:
             seal.check(path / str(step))
             whole.append(step)
@@ -294,16 +297,19 @@ def find_step(directory: Directory, step: int | None = None) -> int:
     def find() -> int:
         if not workdir.is_remote(directory) and not pathlib.Path(directory).is_dir():
             raise ValueError(f"{directory}: no such directory")
-        whole, damaged = steps(directory)
-        if not whole and not damaged:
-            raise ValueError(f"{directory}: no checkpoint in it")
-        known = sorted([*whole, *damaged])
+        known, damaged = numbers(directory), {}
         if step is not None and step not in known:
-            raise ValueError(f"{directory}: no step {step}; it has {', '.join(map(str, known))}")
-        wanted = max(whole or damaged) if step is None else step
-        if wanted in damaged:
-            raise Damaged(f"{directory} step {wanted}: damaged: {damaged[wanted]}")
-        return wanted
+            there = ", ".join(map(str, sorted(known))) or "none"
+            raise ValueError(f"{directory}: no step {step}; it has {there}")
+        for wanted in known if step is None else [step]:  # a seal takes long in a bucket
+            whole, wrong = steps(directory, [wanted])
+            if whole:
+                return wanted
+            damaged |= wrong
+        if not damaged:
+            raise ValueError(f"{directory}: no checkpoint in it")
+        wanted = max(damaged)
+        raise Damaged(f"{directory} step {wanted}: damaged: {damaged[wanted]}")
 
     return parallel.of_main_process(find, ERRORS)
 
