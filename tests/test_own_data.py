@@ -2,9 +2,9 @@
 test_pages.py runs their page."""
 
 import datetime
-import decimal
 import hashlib
 import json
+from decimal import Decimal
 
 import hub
 import pytest
@@ -47,9 +47,10 @@ def test_answers_of_any_type(case):
         any_answer(case["value"])
 
 
-def test_answers_of_parquet_have_no_quotation_marks():
-    assert any_answer(decimal.Decimal("0.50")) == "0.50"
-    assert any_answer(datetime.date(2024, 1, 2)) == "2024-01-02"
+@pytest.mark.parametrize("value", [Decimal("0.50"), datetime.date(2024, 1, 2)])
+def test_decimals_and_dates_of_parquet_are_text(value, tmp_path):
+    file = write_rows(tmp_path / "a.parquet", [{"problem": "q", "answer": value}])
+    assert P.read(file, how=P.Reading(any_answer))[0][0].answer == str(value)
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def integer(value: object, field: str = "answer") -> str:
             return "-" * (m[1] == "-" and digits != "0") + digits
     elif not re.fullmatch(r"[+-]?[0-9][0-9,]*(\.0*|(\.[0-9]+)?[eE]\+?[0-9]+)", text):  # 27.0, 1e5
         raise BadRow(field, value, "not an integer")
-    raise BadRow(field, value, "float-damaged integer; restore it from the original data")
+    raise BadRow(field, value, "may be a float-damaged integer; write all digits of the original")
 
 
 _ONE_TEXT = re.compile(r"""\["([^"\\]|\\.)*"\]|\['([^'\\]|\\.)*'\]""")  # a list of one text
@@ -52,8 +52,9 @@ _ONE_TEXT = re.compile(r"""\["([^"\\]|\\.)*"\]|\['([^'\\]|\\.)*'\]""")  # a list
 def any_answer(value: object, field: str = "answer") -> str:
     """An answer of any type as text. Integers become what `integer` makes of them, except that
     '007' and '+7' stay; other text loses the blanks around it; a list of one value counts as that
-    value, also where it is written as text (Skywork-OR1: '["7"]'); everything else becomes JSON.
-    BadRow: the answer is missing or damaged."""
+    value, also where it is written as text (Skywork-OR1: '["7"]'); other lists, objects, floats and
+    bools become JSON, and everything else, such as a date, its text. BadRow: the answer is missing
+    or damaged."""
     if isinstance(value, str) and _ONE_TEXT.fullmatch(value.strip()):
         with contextlib.suppress(SyntaxError, ValueError):
             value = ast.literal_eval(value.strip())
@@ -63,10 +64,11 @@ def any_answer(value: object, field: str = "answer") -> str:
     try:
         return text if re.match(r"\+|-?0[0-9]", text) else integer(value, field)
     except BadRow as bad:
-        if bad.args[2] == "missing or empty" or ("damaged" in bad.args[2] and "e" not in text):
+        damaged = "damaged" in bad.args[2] and "e" not in text.lower()
+        if damaged or bad.args[2] == "missing or empty":
             raise
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRow(field, value, "not a finite number")
-    if not isinstance(value, list | dict | bool | float):
-        return text or str(value)  # of parquet: decimals, dates
-    return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, list | dict | float | bool):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return text or str(value)
