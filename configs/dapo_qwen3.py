@@ -24,6 +24,10 @@ Expected: nothing has been measured here.
 
 from dapo_jax.config import presets
 
+SIZES = [name.removeprefix("Qwen3-") for name in presets.PLACES if name.startswith("Qwen3-")]
+
 
 def get_config(argument: str = "8B"):
-    return presets.dapo_math(f"Qwen3-{argument.removeprefix('Qwen3-')}")
+    if (size := argument.partition(",")[0]) not in SIZES:
+        raise ValueError(f"no size {size!r} of Qwen3; there are {', '.join(SIZES)}")
+    return presets.dapo_math(f"Qwen3-{argument}")

@@ -47,4 +47,8 @@ def get_config(rung: str = presets.LADDERS["dapo"].cumulative[-1], home: pathlib
     if rung in presets.RECIPES:
         c.loss.overlong_filter = "group" if rung == "cispo" else "off"
         return presets.RECIPES[rung](c)
+    dapo = presets.LADDERS["dapo"]
+    known = dict.fromkeys([*dapo.cumulative, *dapo.leave_one_out, "vapo", *presets.RECIPES])
+    if rung not in known:
+        raise ValueError(f"no rung {rung!r}; there are {', '.join(known)}")
     return presets.rung(c, rung)

@@ -64,7 +64,9 @@ def test_a_file_names_its_command_and_an_old_name_is_the_same_config():
     assert load("dapo_qwen3") == load("dapo_qwen3", "8B")
 
 
-def test_an_unknown_reading_is_one_line():
+def test_an_unknown_size_or_reading_is_one_line():
+    with pytest.raises(ValueError, match="no size '7B' of Qwen3; there are 0.6B, .*, 32B$"):
+        load("dapo_qwen3", "7B")
     with pytest.raises(ValueError, match="no reading 'paper'; there is SIZE"):
         load("dapo_qwen2_5", "7B,paper")
 
