@@ -88,7 +88,10 @@ def test_a_directory_is_used_as_it_is_if_all_hosts_share_it(tmp_path, monkeypatc
     assert list(home.local.iterdir()) == []  # the probes are gone
     workdir.send(home)
     (tmp_path / "f").write_text("")
-    for name, wrong in (("f", "is a file"), ("f/run", "cannot be written .Not a directory.")):
+    (tmp_path / "l").symlink_to("not_mounted")
+    cases = {"f": "is a file", "f/run": "cannot be written .Not a directory."}
+    cases |= dict.fromkeys(("l", "l/run"), f"{tmp_path}/l is a link to nothing")
+    for name, wrong in cases.items():
         with pytest.raises(ValueError, match=f"--workdir={tmp_path}/{name}: {wrong}"):
             workdir.open_workdir(tmp_path / name)
     # As if process 1 saw another disk.

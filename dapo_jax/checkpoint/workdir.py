@@ -93,6 +93,8 @@ def open_workdir(name: str | pathlib.Path) -> Workdir:
     try:
         path.mkdir(parents=True, exist_ok=True)
         own.write_text("")
+    except FileExistsError as error:  # where a disk is not mounted, say
+        raise ValueError(f"--workdir={name}: {error.filename} is a link to nothing") from error
     except OSError as error:
         raise ValueError(f"--workdir={name}: cannot be written ({error.strerror})") from error
     parallel.meet(None)  # process 0 has written
