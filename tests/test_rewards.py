@@ -323,6 +323,15 @@ def test_an_error_in_a_worker_names_the_row(text, why, failing):
     assert str(error.value).startswith(failed + why)
 
 
+def test_a_worker_that_ended_while_idle_costs_no_response(failing):
+    judge = grading.judge(rewarded(function=failing, workers=1))
+    grades(judge, ["right"])
+    (worker,) = judge.pool._workers
+    worker._process.kill()
+    worker._process.wait()
+    assert grades(judge, ["right"])[0].right_G.tolist() == [True]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_reward_that_forks_grades_once(workers, failing):
     judge = grading.judge(rewarded(function=failing, workers=workers))

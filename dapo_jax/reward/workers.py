@@ -72,6 +72,9 @@ class Pool:
         """`asking.answer` to each job, in order. ValueError: a worker cannot start."""
         out: list[Any] = [None] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
+        for worker in [w for w in self._workers if w.ready and w.line.poll()]:  # ended while idle
+            worker.kill()
+            self._workers.remove(worker)
         idle = [w for w in self._workers if w.ready]
         busy = {w.line: w for w in self._workers if not w.ready}  # or still starting
 
