@@ -209,7 +209,7 @@ def run(
                 cut = f"{done}; the same command goes on from there"
     if parallel.is_main_process():
         records = metrics.read(home.local / "metrics.jsonl")
-        say(report.summary(home.name, directory, state.counters, stop, cut, records))
+        say(report.summary(config, home.name, state.counters, stop, cut, records))
         say(goodput.summary(book.ledger))
     return not cut
 

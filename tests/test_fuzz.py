@@ -311,8 +311,9 @@ def run_s_files(folder: Path, files: dict[str, bytes]) -> None:
     assert "<script" not in browse.page(samples or [])
     ledger = goodput.read(folder / "events.jsonl")  # damage costs its line, not the run
     assert all(map(math.isfinite, ledger.shares().values())) and goodput.summary(ledger)
-    with contextlib.closing(metrics.Writer(folder, 1, config.base(), lambda _: None)):
-        report.summary("w", "c", Counters(), "", "", metrics.read(folder / "metrics.jsonl"))
+    c, file = config.base(), folder / "metrics.jsonl"
+    with contextlib.closing(metrics.Writer(folder, 1, c, lambda _: None)):
+        report.summary(c, "w", Counters(), "", "", metrics.read(file))
 
 
 PUT = [(bytes([i]) * 16, b"payload" * i) for i in range(4)]

@@ -65,17 +65,20 @@ def test_the_last_words():
         {"step": 1, "eval/a/avg@k": None, "time/eval_s": 1.0, "alarms": ["x"]},
         {"step": 2, "eval/a/avg@k": 0.25, "eval/c/avg@k": 0.4, "time/eval_s": 1.0},
     ]
-    said = report.summary("runs/x", "gs://b/c", state, "", "", records)
+    run = config.base()
+    said = report.summary(run, "runs/x", state, "", "", records)
     assert said.startswith("done: 2 steps, 4 updates, 1,000 responses, 7 tokens\n")
     assert "alarms in 1 steps, the last in step 1" in said
     assert "curves: tensorboard --logdir runs/x/tensorboard (pip install tensorboard)" in said
     lines = [" ".join(line.split()) for line in said.splitlines() if "avg@k" in line]
     a, b, c = "0.10 -> - -> 0.25", "0.30 -> - -> -", "- -> - -> 0.40"
     assert lines == [f"eval/a/avg@k {a}", f"eval/b/avg@k {b}", f"eval/c/avg@k {c}"]
-    assert report.summary("x", "c", state, "why", "", []).startswith(
-        "stopped after step 2, saved: why"
-    )
-    assert report.summary("x", "c", state, "", "cut off", []).startswith("cut off\n")
+    assert said.endswith("\n  samples: runs/x/rollouts, checkpoints: runs/x/checkpoints")
+    stopped = report.summary(run, "x", state, "why", "", [])
+    assert stopped.startswith("stopped after step 2, saved: why")
+    run.log.tensorboard, run.checkpoint.directory = False, "gs://b/c"
+    said = report.summary(run, "x", state, "", "cut off", [])
+    assert said == "cut off\n  samples: x/rollouts, checkpoints: gs://b/c"
 
 
 def group(position: int, correct: list[bool], truncated: list[bool]) -> Group:

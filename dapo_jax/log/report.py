@@ -96,11 +96,9 @@ def evaluation_lines(step: int, log: dict[str, float]) -> list[str]:
     return [f"  step {step:4d}  {name:18s} {'  '.join(sets[name])}" for name in sorted(sets)]
 
 
-def summary(
-    name: str, checkpoints: str, counters: Counters, stop: str, cut: str, records: list[dict]
-) -> str:
+def summary(config, name: str, counters: Counters, stop: str, cut: str, records: list[dict]) -> str:
     """The final report: how the run ended, its scores, where its files are. name: of the workdir.
-    checkpoints: where they are. stop, cut: why it ended before its last step, if it did."""
+    stop, cut: why it ended before its last step, if it did."""
     counted = f"{counters.samples:,} responses, {counters.tokens:,} tokens"
     done = f"done: {counters.step} steps, {counters.updates} updates, {counted}"
     lines = [f"stopped after step {counters.step}, saved: {stop}" if stop else cut or done]
@@ -111,7 +109,9 @@ def summary(
         lines.append(f"  {tag:32s} {path}")
     if alarmed := [r["step"] for r in records if r.get("alarms")]:
         lines.append(f"  alarms in {len(alarmed)} steps, the last in step {alarmed[-1]}")
-    lines.append(f"  curves: tensorboard --logdir {name}/tensorboard (pip install tensorboard)")
+    if config.log.tensorboard:
+        lines.append(f"  curves: tensorboard --logdir {name}/tensorboard (pip install tensorboard)")
+    checkpoints = config.checkpoint.directory or f"{name}/checkpoints"
     lines.append(f"  samples: {name}/rollouts, checkpoints: {checkpoints}")
     return "\n".join(lines)
 
