@@ -197,7 +197,7 @@ def test_a_study_s_table_follows_from_the_records_that_are_kept(study):
 
 
 def test_the_tables_of_mechanisms_follow_from_the_results_that_are_kept():
-    for table in mechanisms.measure(types.SimpleNamespace(seeds=6, kept=True, write=False)):
+    for table in mechanisms.measure(harness.parse("mechanisms", mechanisms, ["--full", "--kept"])):
         result = tables.read(table.name)
         assert (list(table.columns), table.rows) == (result["columns"], result["rows"])
 
