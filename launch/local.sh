@@ -14,8 +14,9 @@ usage: launch/local.sh [--gpus=G | --processes=N --devices=D] [FLAG ...] [-- TRA
 
 With --gpus starts G processes, each with one of the first G NVIDIA GPUs; else N (default: 2) with D
 simulated CPU devices each (default: 1), which meet over loopback. Process 0 writes here, the others
-to WORKDIR.process_N.log (of a bucket: runs/NAME.process_N.log). Where one fails the others are ended; Ctrl-C or SIGTERM asks all of them to
-save and leave. Exits with process 0's status, or with that of the first that failed.
+to WORKDIR.process_N.log (of a bucket: runs/NAME.process_N.log). Where one fails the others are
+ended; Ctrl-C or SIGTERM asks all of them to save and leave. Exits with process 0's status, or with
+that of the first that failed.
 
   --extra=EXTRA         with --gpus, what to install: cuda (default: CUDA 12) or cuda13 (driver 580)
   --python=X.Y          use this Python, in .venv-X.Y

@@ -188,7 +188,7 @@ RECIPES = {name: flag.quick for name, flag in rungs_recipes.FLAGS.items()} | {"w
 KEPT = [  # a benchmark, and what it is asked, so that it reads what is kept
     *((arms, dict(study=study, kept=True)) for study in arms.STUDIES),
     *((ladder, dict(method=method, runs="")) for method in presets.LADDERS),
-    (mechanisms, dict(seeds=6, kept=True, write=False)),
+    (mechanisms, dict(only=mechanisms.EVERY, seeds=6, kept=True, write=False)),
     (rungs, dict(kept=True)),
     *((credit, dict(kept=True, ladder=of_ladder)) for of_ladder in (False, True)),
     *((rungs_recipes, RECIPES | of) for of in ({}, {"parts": True}, {"without": True})),

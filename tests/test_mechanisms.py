@@ -7,9 +7,10 @@ import pathlib
 import numpy as np
 import pytest
 
+from benchmarks import harness, mechanisms
 from dapo_jax import config as config_lib
 from dapo_jax.data import arithmetic
-from dapo_jax.lab.experiments import bandit, bases, mechanisms, studies, study, training
+from dapo_jax.lab.experiments import bandit, bases, pool, studies, study, training
 from dapo_jax.run import warmup
 
 ARMS = {name: arm for of in studies.ALL.values() for name, arm in of.arms.items()}
@@ -164,21 +165,23 @@ def test_what_decides_is_corrected_for_the_number_of_contrasts():
     assert not any(x.told for of in study.told({"a": [one], "b": [one, one]}).values() for x in of)
 
 
-def test_report_states_every_number_and_verdict(tmp_path):
-    runs, names = made_up(4, 0.1), ["overlong_filter", "clip_higher"]
-    assert mechanisms.report(tmp_path, names, runs).count("  shown\n") == 2
-    text = (tmp_path / "mechanisms.md").read_text()
-    data = json.loads((tmp_path / "mechanisms.json").read_text())
-    assert list(data["effects"]) == names
-    for name, effect in data["effects"].items():
-        of = studies.ALL[name]
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert f"## {of.name}: shown" in text and effect["shown"]
-        assert "decides: shown, disjoint" in text and "intervals overlap" not in text
-        for x, there in zip(of.compare(runs), effect["contrasts"], strict=True):
-            assert there[x.contrast.after] == x.after and there[x.contrast.before] == x.before
-            assert there["paired"] == [*x.difference] and f"{x.difference:+.3f}" in text
-    assert "not shown" in mechanisms.report(tmp_path, ["token_mean"], made_up(4, 0.0))
+def test_tables_state_every_number_and_verdict(tmp_path, monkeypatch):
+    def tables(names, better):
+        runs = made_up(4, better)
+        monkeypatch.setattr(pool, "run_all", lambda tasks, *_: runs.results)
+        arguments = ["--seeds=4", f"--out={tmp_path}", "--only", *names]
+        return runs, mechanisms.measure(harness.parse("mechanisms", mechanisms, arguments))
+
+    names = ["overlong_filter", "clip_higher"]
+    runs, (verdicts, measures, _) = tables(names, 0.1)
+    wanted = [
+        (studies.ALL[name].name, x) for name in names for x in studies.ALL[name].compare(runs)
+    ]
+    assert [row[:2] for row in verdicts.rows] == [[studies.ALL[n].name, "**shown**"] for n in names]
+    for row, (name, x) in zip(measures.rows, wanted, strict=True):
+        assert row[:2] == [name, x.contrast.measure] and row[-2] == f"{x.difference:+.3f}"
+        assert (row[-1] == "decides: shown, disjoint") == bool(x.contrast.expected)
+    assert tables(["token_mean"], 0.0)[1][0].rows[0][1] == "not shown"
 
 
 def test_tasks_come_after_what_they_need():
@@ -199,8 +202,8 @@ def test_tasks_come_after_what_they_need():
     assert {t.work for t in only} == {bandit.make, bandit.play}
 
 
-@pytest.mark.parametrize("arguments", [["--only=luck"], ["--seeds=1"]])
-def test_bad_arguments_end_in_one_line(arguments, tmp_path, capsys):
+@pytest.mark.parametrize("arguments", [["--only=luck"], ["--write", "--only=clip_higher"]])
+def test_bad_arguments_end_in_one_line(arguments, monkeypatch):
+    monkeypatch.setattr(pool, "run_all", None)
     with pytest.raises(SystemExit):
-        mechanisms.main([f"--out={tmp_path}", *arguments])
-    assert capsys.readouterr().err.strip().splitlines()[-1].count("error:") == 1
+        mechanisms.measure(harness.parse("mechanisms", mechanisms, arguments))

@@ -252,7 +252,9 @@ def test_values_that_json_lacks_become_null(tmp_path):
     writer.record(1, values)
     row = {"mean_entropy": math.nan, "logps": [0.5, -math.inf, 1], "pieces": ["a"], "correct": True}
     writer.lines("rollouts", 3, [row])
+    writer.lines("rollouts", 2, [{"half": "\ud83d"}])
     writer.close()
+    assert json.loads((tmp_path / "rollouts/step_000002.jsonl").read_text()) == {"half": "\ud83d"}
     record = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert 0 <= time.time() - record.pop("time/wall") < 10**4
     assert json.dumps(record) == '{"step": 1, "a": null, "b": null, "c": 3, "d": 0.5, "e": null}'

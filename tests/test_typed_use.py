@@ -10,8 +10,8 @@ import pages
 import pytest
 from scripts import ROOT
 
-from benchmarks import rungs
-from dapo_jax.lab.experiments import bandit, bases, mechanisms, pool, study
+from benchmarks import harness, mechanisms, rungs
+from dapo_jax.lab.experiments import bandit, bases, pool, study
 from dapo_jax.log import metrics
 
 README = (ROOT / "README.md").read_text()
@@ -100,11 +100,13 @@ def test_vapo_s_experiments_are_those_that_its_page_names(tmp_path, monkeypatch)
     """All but their runs, which take minutes: test_mechanisms.py has what becomes of these."""
     monkeypatch.chdir(tmp_path)
     begun = {}
-    monkeypatch.setattr(pool, "run_all", lambda tasks, out, *_: begun.update({str(out): tasks}))
-    monkeypatch.setattr(mechanisms, "report", lambda *_: "")
-    lines = shown("vapo.md", "python -m dapo_jax.lab mechanisms")
-    said = [mechanisms.main(pages.words(line)[3:]) for line in lines]
-    assert [*begun] == ["runs/positive_lm", "runs/value_pretraining"] and said == [None, None]
+    run_all = lambda tasks, out, *_: begun.update({str(out): tasks}) or {}
+    monkeypatch.setattr(pool, "run_all", run_all)
+    monkeypatch.setattr(study.Study, "compare", lambda *_: [])
+    for line in shown("vapo.md", "python -m benchmarks mechanisms"):
+        args = harness.parse("mechanisms", mechanisms, pages.words(line)[3:])
+        assert args.seeds == 6 and mechanisms.measure(args)
+    assert [*begun] == ["runs/positive_lm", "runs/value_pretraining"]
     play, pretrain = ({t.work for t in tasks} for tasks in begun.values())
     assert play == {bandit.make, bandit.play} and pretrain == {bases.make, study.run}
     assert (tmp_path / "runs/value_pretraining/data").is_dir()

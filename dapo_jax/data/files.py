@@ -13,7 +13,8 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
     Links stay; devices and pipes are written to. OSError: with the path. ValueError: no file's."""
     if not path.name:
         raise ValueError(f"{path}: is a folder; name a file")
-    data = content.encode() if isinstance(content, str) else content
+    # Half a surrogate pair becomes the escape that JSON has for it.
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     target = pathlib.Path(os.path.realpath(path))
     draft = target.with_name(f"{target.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:

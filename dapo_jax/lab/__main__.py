@@ -11,7 +11,6 @@ STUDIES = {
     "diagnose": ("diagnose", "why a run goes wrong, with the figure that shows it"),
     "report": ("report", "a run as one HTML file"),
     "ladder": ("experiments.ladder", "from naive GRPO to DAPO, one technique a rung"),
-    "mechanisms": ("experiments.mechanisms", "one controlled experiment for each technique"),
 }
 USAGE = "usage: python -m dapo_jax.lab STUDY [FLAG ...]\n\n" + "\n".join(
     f"  {name:<12}{what}" for name, (_, what) in STUDIES.items()
