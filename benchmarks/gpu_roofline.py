@@ -13,13 +13,9 @@ from benchmarks import harness
 from dapo_jax import plan
 from dapo_jax.log import hardware
 from dapo_jax.model import paged, paged_triton, qwen2
-from dapo_jax.plan import footprint
-from dapo_jax.pods import slices
+from dapo_jax.plan import footprint, gpus
 
-# Bytes of HBM a second, as NVIDIA publishes them, by how jax's name of a GPU begins.
-BANDWIDTH = {
-    "NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12, "NVIDIA A100": 2.04e12, "NVIDIA B200": 8e12
-}  # fmt: skip
+CARD = gpus.CHIPS["h100"]
 SIZES = "0.5B", "1.5B", "7B"
 ROWS, CONTEXT = 256, 512  # of the program for all slots: rows, and tokens that each has behind it
 TAIL = (128, 64, 16), 8192  # of those for a call's last rows
@@ -37,10 +33,9 @@ class Work(NamedTuple):
     tokens: int  # that come of it
     shares: int = 1  # programs of the attention kernel that share a row
 
-    def seconds(self, card: str) -> tuple[float, float]:
+    def seconds(self) -> tuple[float, float]:
         """Seconds of HBM and of the products: the program takes the longer of the two, or more."""
-        peak = slices.peak_flops(card)
-        return sum(self.bytes.values()) / BANDWIDTH[card], self.flops / peak
+        return sum(self.bytes.values()) / CARD.bandwidth, self.flops / CARD.flops
 
 
 def decode(shape: qwen2.Shape, rows: int, context: int, row_tokens: int = 22_528) -> Work:
@@ -81,25 +76,21 @@ def programs(size: str) -> dict[str, Work]:
     return out
 
 
-def table(card: str = "NVIDIA H100", measured: Mapping[str, float] | None = None) -> harness.Table:
-    """measured: seconds by 'SIZE: PROGRAM'; the others stay unmeasured."""
+def table() -> harness.Table:
     out = harness.Table(
-        f"{card}, by arithmetic", "GB", "TFLOP", "HBM, ms", "products, ms", "most tokens/s",
-        "shares of a row", "measured, ms", "share of the roofline", name="gpu_roofline",
+        "NVIDIA H100, by arithmetic", "GB", "TFLOP", "HBM, ms", "products, ms", "most tokens/s",
+        "shares of a row", name="gpu_roofline",
     )  # fmt: skip
     for size in SIZES:
         for name, work in programs(size).items():
-            hbm, products = work.seconds(card)
-            least, took = max(hbm, products), (measured or {}).get(f"{size}: {name}")
+            hbm, products = work.seconds()
             out.row(
                 f"{size}: {name}",
                 f"{sum(work.bytes.values()) / 1e9:.2f}",
                 f"{work.flops / 1e12:.3g}",
                 f"{hbm * 1e3:.2f}",
                 f"{products * 1e3:.2f}",
-                f"{work.tokens / least:,.0f}",
+                f"{work.tokens / max(hbm, products):,.0f}",
                 work.shares,
-                f"{took * 1e3:.2f}" if took else "unmeasured",
-                f"{least / took:.0%}" if took else "",
             )
     return out
