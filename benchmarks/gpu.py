@@ -1,8 +1,11 @@
 """Sampling and updates of Qwen2.5 on one NVIDIA GPU, and of transformers and torch on the same one.
 
-    python -m benchmarks gpu --full            # wants torch and transformers beside jax[cuda13]
-    python -m benchmarks gpu --full --sizes 1.5B --no-peers
-    python -m benchmarks gpu --all             # all that is to be measured; --only decode update
+    python -m benchmarks gpu --all             # all parts of gpu_parts.py, of three sizes
+    python -m benchmarks gpu --only decode update --sizes 1.5B
+    python -m benchmarks gpu --only=roofline   # arithmetic; wants no GPU
+
+The peers' part wants torch and transformers beside jax[cuda13]. results/gpu.json was put together
+by hand from the files that `--out` names.
 
 Random weights, bfloat16 products, float32 master weights and Adam moments, nothing but lengths ends
 a response. Each side and size is a process of its own, so that it has the memory to itself.
@@ -51,17 +54,15 @@ def setting(size: str) -> Setting:
 
 
 PROMPT, SLOTS, EQUAL, _, _, ROWS, ROW = Setting()
+SIZES = gpu_roofline.SIZES
 PARTS = "decode", "wide", "update", "step", "bits", "kernels", "peers"
 FLAGS = {
-    "sizes": Flag(("",), ("0.5B", "1.5B"), choices=("", "tiny", "0.5B", "1.5B", "7B")),
+    "sizes": Flag(SIZES, SIZES, choices=("tiny", *SIZES)),
     "repeats": Flag(1, 2),
-    "peers": Flag(True, True, "transformers and torch, too"),
-    "all": Flag(False, False, "all parts of gpu_parts.py, of 0.5B, 1.5B and 7B"),
-    "only": Flag(
-        ("",), ("",), "some of those parts, or roofline: arithmetic", ("", "roofline", *PARTS)
-    ),
-    "minutes": Flag(20, 20, "after which none of them is begun"),
-    "out": Flag("gpu.json", "gpu.json", "their file"),
+    "all": Flag(False, False, "all parts of gpu_parts.py, as without --only"),
+    "only": Flag(PARTS, PARTS, "some parts, or roofline: arithmetic", ("roofline", *PARTS)),
+    "minutes": Flag(20, 20, "after which no part is begun"),
+    "out": Flag("gpu.json", "gpu.json", "the parts' file"),
 }
 
 
@@ -194,39 +195,9 @@ def update_theirs(size: str, repeats: int) -> dict:
     return {"tokens": rate, "gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
-WHOLE, TENTHS, SHARE = "{:,.0f}".format, "{:.1f}".format, "{:.1%}".format
-ROWS_OF_TABLE = (
-    ("sampling", "equal lengths, tokens/s", "equal", WHOLE),
-    ("sampling", "long tail, tokens/s", "tailed", WHOLE),
-    ("sampling", "peak GiB", "gib", TENTHS),
-    ("update", "tokens/s", "tokens", WHOLE),
-    ("update", "MFU", "mfu", SHARE),
-    ("update", "peak GiB", "gib", TENTHS),
-)
-
-
 def measure(args) -> list[harness.Table]:
     if [*args.only] == ["roofline"]:
         return [gpu_roofline.table()]
-    if args.all or any(args.only):
-        from benchmarks import gpu_parts  # which imports this
+    from benchmarks import gpu_parts  # which imports this
 
-        args.sizes = args.sizes if any(args.sizes) else ["0.5B", "1.5B", "7B"]
-        return gpu_parts.run(args)
-    table = harness.Table("Qwen2.5", "dapo_jax", "transformers (ours over it)")
-    apart = lambda part, size: harness.apart(
-        part, size, args.repeats, XLA_PYTHON_CLIENT_MEM_FRACTION="0.95"
-    )
-    for size in args.sizes if any(args.sizes) else ["0.5B"]:
-        ours = {"sampling": apart(sample_ours, size), "update": apart(update_ours, size)}
-        theirs = {"sampling": {}, "update": {}}
-        if args.peers:
-            theirs = {"sampling": apart(sample_theirs, size), "update": apart(update_theirs, size)}
-            a, b = ours["update"], theirs["update"]
-            b["mfu"] = a["mfu"] * b["tokens"] / a["tokens"]  # of the same tokens
-        for part, what, key, form in ROWS_OF_TABLE:
-            x, y = ours[part][key], theirs[part].get(key)
-            beside = f" ({x / y:.2f}x)" if y and "tokens/s" in what else ""
-            table.row(f"{size}: {part}, {what}", form(x), (form(y) if y else "") + beside)
-    table.note(f"{ours['sampling']['device']}.")
-    return [table]
+    return gpu_parts.run(args)

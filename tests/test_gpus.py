@@ -190,6 +190,9 @@ def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
     assert found["parts"]["decode"]["7B"]["rate"] == 2.5
     assert found["parts"]["decode"]["7B"]["clocks.sm"] == ["1", "1"]
     assert found["parts"]["update"]["0.5B"]["broke"] == "ValueError: out of memory"
+    asked.clear()
+    gpu.measure(harness.parse("gpu", gpu, ["--all", "--sizes", "0.5B", f"--out={out}"]))
+    assert asked == [("sample_ours", "0.5B"), ("update", "0.5B")]
     late = ["--only", "decode", "--minutes=-1", f"--out={out}"]
     (table,) = gpu.measure(harness.parse("gpu", gpu, late))
     assert len(table.notes) == 4 and "decode, 7B: not begun, -1 minutes are over." in table.notes
