@@ -96,8 +96,8 @@ def agree(path: str, drawn, samples: int, seed: int = 0) -> int:
                 _, low, high = token["candidates"][token["drawn"]]
                 assert low - 1e-5 <= token["uniform"] <= high + 1e-5
         whole = redraw.whole(o)
-        for u in whole.updates:
-            assert u.loss == pytest.approx(u.logged, abs=1e-6)
+        for u, log in zip(whole.updates, whole.record.updates, strict=False):
+            assert u.loss == pytest.approx(log["loss"], abs=1e-6)
         if whole.updates:
             loss = np.mean([u.loss for u in whole.updates])
             assert loss == pytest.approx(whole.recorded["policy/loss"], abs=1e-6)

@@ -21,7 +21,7 @@ def test_the_32b_update_is_in_place_and_gathers_what_the_cost_model_says():
     of eight chips XLA makes such sums.) All 64 layers on a chip: benchmarks/pod_plan.py."""
     c = presets.dapo_math("32B")
     shape = plan.network(c)._replace(num_layers=2)
-    mesh = topology.make_mesh("v5p:4x4x8", config.resolve_mesh(c, 128))
+    mesh = topology.laid(topology.devices("v5p:4x4x8"), config.resolve_mesh(c, 128))
     tx = learner.optimizer(0.9, 0.999, 1e-8, 0.0, 1.0)
     setup = learner.Setup(mesh, c.sharding.train.to_dict(), tx, c.model.dtype)
     trainer = update.Trainer(shape, setup)

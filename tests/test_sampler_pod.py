@@ -29,7 +29,7 @@ FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "constant
 def test_the_32b_sampler_works_in_place(pod, mesh, cache):
     """1,024 slots of 2,048 + 20,480 tokens. XLA's temporary size alone would not show a layer that
     is cut out of the pool and put back, so the loops' instructions are read too."""
-    mesh = topology.make_mesh(pod, dict(data=1, fsdp=mesh[0], tensor=mesh[1]))
+    mesh = topology.laid(topology.devices(pod), dict(data=1, fsdp=mesh[0], tensor=mesh[1]))
     rollout = Rollout(slots=1024, chunk=128, prefill_prompts=64, cache_dtype=cache)
     how = dict(prompt_tokens=2048, response_tokens=20480, stop_ids=(151643, 151645))
     rules = config.base().sharding.decode.to_dict()

@@ -93,29 +93,29 @@ def test_the_log_of_a_compilation(capfd):
 
 @needs_libtpu
 def test_pods():
-    mesh = topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=16, tensor=8))
+    mesh = topology.laid(topology.devices("v5p:4x4x8"), dict(data=1, fsdp=16, tensor=8))
     assert mesh.shape == dict(data=1, fsdp=16, tensor=8)
     assert len(topology.devices("v4:4x4x4")) == 64  # chips, not cores
     assert len(topology.devices("v6e:1x1")) == 1
     with pytest.raises(ValueError, match="devices 128 must equal the product"):
-        topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=8, tensor=8))
+        topology.laid(topology.devices("v5p:4x4x8"), dict(data=1, fsdp=8, tensor=8))
     with pytest.raises(ValueError, match="'v5p-256': libtpu knows no such pod"):
         topology.devices("v5p-256")
 
 
 @needs_libtpu
 def test_slices_are_joined_along_data():
-    mesh = topology.make_mesh("v5p:2x2x1", dict(data=4, fsdp=1, tensor=2), slices=2)
+    mesh = topology.laid(topology.devices("v5p:2x2x1", slices=2), dict(data=4, fsdp=1, tensor=2))
     slices = np.vectorize(lambda d: d.slice_index)(mesh.devices)
     assert slices.tolist() == [[[n, n]] for n in (0, 0, 1, 1)]
     with pytest.raises(ValueError, match=r"mesh.data = 1: must be a multiple of 2"):
-        topology.make_mesh("v5p:2x2x1", dict(data=1, fsdp=4, tensor=2), slices=2)
+        topology.laid(topology.devices("v5p:2x2x1", slices=2), dict(data=1, fsdp=4, tensor=2))
 
 
 @needs_libtpu
 def test_warnings_of_the_sharding_pass_are_seen():
     """Six columns of fifteen cannot be cut out of rows that lie over eight devices."""
-    mesh = topology.make_mesh("v5e:2x4", dict(data=1, fsdp=4, tensor=2))
+    mesh = topology.laid(topology.devices("v5e:2x4"), dict(data=1, fsdp=4, tensor=2))
     lay = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*axes)))
 
     def f(x):

@@ -266,7 +266,6 @@ def _kept(o: Opened) -> Responses | None:
 class Update(NamedTuple):
     """What one gradient update trained on, by cells [A, R, T] of its rows."""
 
-    logged: float  # the loss that the update itself has summed up
     rows: packing.PackedBatch
     terms: objective.TokenLoss
     weight_AxRxT: np.ndarray  # of a token in the loss, importance weight included
@@ -319,12 +318,12 @@ def whole(o: Opened, objectives: Sequence[str] = ()) -> Whole:
     open_ends = bool(o.machine.others) and o.config.critic.bootstrap_truncated
     minibatches = make_minibatches(o.method, groups, o.step - 1)
     trained = [items for items in minibatches if any(item.weight for item in items)]
-    for items, (rows, terms), log in zip(trained, seen, record.updates, strict=bool(seen)):
+    for items, (rows, terms) in zip(trained, seen, strict=bool(seen)):
         places = packing.pack(items, o.machine.layout, open_ends=open_ends)[2]
         at = {name[id(i.response)]: p for i, p in zip(items, places, strict=True) if p}
         (term, weight, importance), *rest = terms
         others = {n: t[0] for n, t in zip(objectives, rest, strict=True)}
-        updates.append(Update(float(log["loss"]), rows, term, weight, importance, others, at))
+        updates.append(Update(rows, term, weight, importance, others, at))
     tokens = sum(r.length for g in record.batch.drawn for r in g.responses)
     found = metrics.rollout_metrics(o.config, record.batch, tokens)
     found |= metrics.update_metrics(record.updates, bool(o.config.loss.kl_coef)) | record.metrics

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_jax.plan import evaluation, step
+from dapo_jax.plan import step
 from dapo_jax.plan.constants import Values
 from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sampler, Sizes, Trace, Traffic, lengths
@@ -107,7 +107,7 @@ def aged(
     quick = step.quickly(config, scene.sizes)
 
     def timed(sizes: Sizes, **work) -> step.Expected:
-        tests = evaluation.simulated(config, traffic, sizes, eval_problems)
+        tests = step.evaluation(config, traffic, sizes, eval_problems)
         there = scene.replaced(sizes=sizes)
         return step.timer(config, known._replace(evaluations=tests, **work), there)(k)
 

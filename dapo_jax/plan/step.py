@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dapo_jax.plan import evaluation, roofline, simulate
+from dapo_jax.plan import roofline, simulate
 from dapo_jax.plan.constants import CONSTANTS, VALUES, Values
 from dapo_jax.plan.roofline import Scene
 from dapo_jax.plan.simulate import Sizes, Trace, Traffic
@@ -58,7 +58,7 @@ def work(
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows),
-        evaluation.simulated(config, traffic, scene.sizes, eval_problems, largest),
+        evaluation(config, traffic, scene.sizes, eval_problems, largest),
         -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
         float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
     )
@@ -77,6 +77,28 @@ def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
     traces = [simulate.sample(x, traffic.prompt, cap, sizes, ends) for x, ends in drawn]
     used = sizes.pages if any(x.evicted for x in traces) else max(x.pages for x in traces)
     return Rollouts(steps, at, traces, used)
+
+
+def evaluation(
+    config, traffic: Traffic, sizes: Sizes, problems: int, largest: tuple[int, Trace] | None = None
+) -> list[tuple[int, Trace]]:
+    """(sign, call): an evaluation takes the seconds of the calls with +1, less those with -1.
+    problems: of one set; 0 = none. largest: problems and trace of a step's largest round; with
+    `eval.with_rollout` both are drawn in one call, from which the round alone is taken off."""
+    if not problems:
+        return []
+    settings = 1 + (config.eval.top_p < 1)
+    sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
+    G, cap = config.rollout.group_size, config.rollout.max_response_tokens
+    longest = config.eval.max_response_tokens or cap
+    own = traffic._replace(response=min(traffic.response, longest // 2))
+    drawn = simulate.lengths(own, longest, settings * sets * problems, config.eval.k)
+    if not (config.eval.with_rollout and largest):
+        return [(1, simulate.sample(drawn, traffic.prompt, longest, sizes))]
+    n, alone = largest
+    round_, ends = simulate.lengths(traffic, cap, n, G), simulate.ends(config, traffic, n)
+    both = simulate.sample(round_, traffic.prompt, max(cap, longest), sizes, ends, drawn)
+    return [(1, both), (-1, alone)]
 
 
 def quickly(config, sizes: Sizes) -> Sizes:

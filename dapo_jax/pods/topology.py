@@ -1,6 +1,6 @@
 """Programs compiled for a TPU pod without one: their memory per chip and their exact matmul work.
 
-    mesh = topology.make_mesh("v5p:4x4x8", dict(data=1, fsdp=16, tensor=8))
+    mesh = topology.laid(topology.devices("v5p:4x4x8"), dict(data=1, fsdp=16, tensor=8))
     traced = program.trace(*parallel.sharded(abstract_arguments, shardings))
     compiled, log = topology.compile_watched(traced.lower())
     topology.memory(compiled).peak, topology.matmul_flops(traced.jaxpr.jaxpr)
@@ -71,11 +71,6 @@ def devices(name: str, slices: int = 1) -> list:
         names = "family:AxB or family:AxBxC in chips, as v5e:16x16 or v5p:4x4x8 (Cloud's v5p-256)"
         raise ValueError(f"topology {name!r}: libtpu knows no such pod, only {names}") from error
     return described.devices
-
-
-def make_mesh(name: str, sizes: Mapping[str, int], slices: int = 1) -> Mesh:
-    """A run's mesh of `sizes` over a described pod. ValueError: another number of devices."""
-    return laid(devices(name, slices), sizes)
 
 
 def laid(described: list, sizes: Mapping[str, int]) -> Mesh:
