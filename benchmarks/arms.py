@@ -302,9 +302,7 @@ STUDIES = {
 }  # fmt: skip
 
 
-def train(
-    study: Study, arms: Sequence[str], seeds: Sequence[int], out: pathlib.Path, jobs: int
-) -> dict[str, Run]:
+def train(study: Study, seeds: int, out: pathlib.Path, jobs: int) -> dict[str, Run]:
     """The run of each `paired.folder`; the same call resumes what is in `out`."""
     fields = functools.partial(study.fields, out=out)
     if study.own_base:
@@ -316,8 +314,8 @@ def train(
     base = tuple(task.folder for task in first[-1:])
     runs = [
         pool.Task(paired.folder(arm, s), training.run, (fields(arm, seed=s), *base), base)
-        for s in seeds
-        for arm in arms
+        for s in range(seeds)
+        for arm in study.arms
     ]
     pool.run_all([*first, *runs], out, jobs)
     return {task.folder: metrics.read(out / task.folder / "metrics.jsonl") for task in runs}
@@ -368,7 +366,7 @@ def measure(args) -> list[harness.Table]:
         found = harness.kept(kept(args.study))
     else:
         out = pathlib.Path(args.out or harness.ROOT / "runs" / args.study)
-        found = train(study, study.arms, range(args.seeds), out, args.jobs)
+        found = train(study, args.seeds, out, args.jobs)
         if args.write:
             harness.keep(kept(args.study), found, KEPT)
     return [compared(study, paired.by_arm(found, study.arms), args.study)]

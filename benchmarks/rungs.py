@@ -352,7 +352,6 @@ def draw(runs: Mapping[str, Sequence[Sequence[dict]]], updates: float, steps: in
 FLAGS = {
     "base": Flag(100, 100, "seed of the base model that is measured"),
     "seeds": Flag(0, 16, "runs of each rung, each from a base of its seed; 0: none"),
-    "first_seed": Flag(0, 0),
     "kept": Flag(False, False, "the comparison alone, from the records that are kept"),
     "out": Flag("", "", "folder of the runs; runs/rungs without it"),
     "jobs": Flag(0, 0, "runs at a time; 0: one per core"),
@@ -366,7 +365,7 @@ def measure(args) -> list[harness.Table]:
         return [compared(paired.by_arm(harness.kept(KEPT), DAPO.cumulative), updates)]
     out = pathlib.Path(args.out or harness.ROOT / TASK["HOME"])
     tables = base_tables(args.base, out, args.jobs)
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    seeds = range(args.seeds)
     if seeds:
         tasks = [task(rung, s, s, out) for s in seeds for rung in DAPO.cumulative]
         pool.run_all([*map(of_base, seeds), *tasks], out, args.jobs)

@@ -140,10 +140,10 @@ def records(out: pathlib.Path, tasks: Sequence[pool.Task], jobs: int) -> dict[st
     return found
 
 
-def tuned(names: Sequence[str], out: pathlib.Path, jobs: int) -> harness.Table:
+def tuned(out: pathlib.Path, jobs: int) -> harness.Table:
     """A row a method: for each rate the mean of both accuracies at the end of short runs."""
     table = harness.Table("method", *map("{:.3g}".format, GRID), "chosen", name="rungs_rates")
-    for name in names:
+    for name in METHODS:
         scores = []
         for rate in GRID:
             where = f"rates/{name}_{rate:.3g}_seed_{EXPLORED}".replace(" ", "_")
@@ -236,15 +236,16 @@ FLAGS = {
 def measure(args) -> list[harness.Table]:
     out = pathlib.Path(args.out or harness.ROOT / rungs.TASK["HOME"])
     if args.tune:
-        return [tuned(METHODS, out, args.jobs)]
+        return [tuned(out, args.jobs)]
     updates = STEPS * rungs.TASK["get_config"]().optim.minibatches
-    seeds, found = range(args.seeds), {}
+    seeds = range(args.seeds)
+    found = {}
     if args.parts:
         for name in PARTS:
             found |= records(out, [part(name, s, out) for s in seeds], args.jobs)
-        parts = found or harness.kept(KEPT_PARTS)
         if found and args.write:
-            harness.keep(KEPT_PARTS, parts, TAGS)
+            harness.keep(KEPT_PARTS, found, TAGS)
+        parts = found or harness.kept(KEPT_PARTS)
         both = paired.by_arm(harness.kept(KEPT) | parts, ("full DAPO", *PARTS, "cispo"))
         return changed(both, CHANGES, updates, "rungs_parts")
     if args.without:
@@ -258,7 +259,7 @@ def measure(args) -> list[harness.Table]:
         return changed(runs, WITHOUT, updates, "rungs_without", rungs.BESIDE)
     if not args.seeds:
         return compared(paired.by_arm(harness.kept(KEPT), METHODS), updates)
-    for name in (n for n in METHODS if n in RATES):  # one after the other: a cut loses the last
+    for name in RATES:  # one after the other: a cut loses the last
         steps = STEPS if name in AGAIN else round(STEPS * LONGER)
         where = f"recipes/{name.replace(' ', '_')}/seed_{{}}".format
         tasks = [task(name, RATES[name], s, s, out, where(s), steps) for s in seeds]

@@ -4,9 +4,9 @@
 
 Every gold answer is graded by the run's reward, as a response that says nothing else, and those
 that fail are named; so is an answer that belongs to another problem. Three prompts are shown as the
-model gets them, and how many are too long. --probe draws the first groups of the run's first step
-and tells how many of them teach. `python -m dapo_jax.data inspect` needs no config, and counts what
-files hold; it stands below the rewards and cannot ask them.
+model gets them, and how many are too long. --probe draws the first 32 groups of the run's first
+step and tells how many of them teach. `python -m dapo_jax.data inspect` needs no config, and counts
+what files hold; it stands below the rewards and cannot ask them.
 """
 
 import math
@@ -176,7 +176,7 @@ def main() -> None:
         if flags.FLAGS.probe:
             if not (config.model.path or config.init_from or validation.warm_up(config)):
                 raise ValueError("--probe: the config names no model (model.path, init_from)")
-            probe = probed(config, text, model_dir, flags.FLAGS.probe_problems, print)
+            probe = probed(config, text, model_dir, 32, print)
     for line in report(config, text, found, probe):
         print(prompts.visible(line), flush=True)
     if flags.FLAGS.json:
@@ -186,8 +186,7 @@ def main() -> None:
 
 
 def define_flags() -> None:
-    flags.DEFINE_boolean("probe", False, "Draw the first groups of step 1: how many teach?")
-    flags.DEFINE_integer("probe_problems", 32, "Groups that --probe draws.", lower_bound=1)
+    flags.DEFINE_boolean("probe", False, "Draw the first 32 groups of step 1: how many teach?")
     flags.DEFINE_string("json", "", "Write everything here.")
 
 
