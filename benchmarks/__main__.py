@@ -5,9 +5,9 @@ of `--full`. `--write` keeps a result in benchmarks/results/NAME.json; `tables` 
 docs/results/ and README.md's table from all of them.
 """
 
+import argparse
 import ast
 import importlib
-import re
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -64,9 +64,9 @@ def main(argv: Sequence[str]) -> None:
         print(__doc__)
         print("\n".join(f"  {n:18}{first_line(n)}" for n in BENCHMARKS))
         sys.exit(f"error: no benchmark {name!r}" if name and name != "--help" else 0)
-    joined = " ".join(rest)  # --isa=AVX2 or --isa AVX2
-    isa = m[1] if (m := re.search(r"(?:^| )--isa[= ](\S+)", joined)) else ""
-    harness.prepare(BENCHMARKS[name].cores, harness.limited(isa))
+    early = argparse.ArgumentParser(add_help=False)  # what must be known before the module is
+    early.add_argument("--isa", default="")
+    harness.prepare(BENCHMARKS[name].cores, harness.limited(early.parse_known_args(rest)[0].isa))
     module = importlib.import_module(f"benchmarks.{name}")
     harness.run(name, module, BENCHMARKS[name].packages, rest)
 

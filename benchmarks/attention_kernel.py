@@ -8,7 +8,7 @@ libtpu write the instruction bundles of both, and plays a call over rows of equa
 them: a bundle takes a cycle, a copy of pages arrives `--latency` after it is asked for and not
 faster than HBM (a chip's cores share it evenly), and a block is worked on when it is there. What
 this cannot see: banks, refresh, waits inside the core; so times are lower bounds, and good for
-comparing kernels. Clock: 1.75 GHz of both chips (public peak FLOPs and MXU sizes).
+comparing kernels. Clock and cores of a chip are those of plan/constants.txt.
 """
 
 import functools
@@ -19,10 +19,10 @@ from benchmarks import harness
 from benchmarks.harness import Flag
 from dapo_jax.model import paged, paged_kernel
 from dapo_jax.plan import kernels
+from dapo_jax.plan.constants import VALUES
 from dapo_jax.pods import slices
 
-CLOCK = 1.75e9  # Hz
-CHIPS = {"v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+CHIPS = {"v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "v5e": "v5e:2x2"}
 PAGE, DIM, ROW_PAGES, POOL_PAGES = 128, 128, 176, 11264
 JAX_PAGES = 4, 8, 16  # pages a block of JAX's kernel
 FLAGS = {
@@ -35,10 +35,12 @@ FLAGS = {
 }
 
 
-def call_seconds(blocks, before: int, ahead: int, latency: float, bytes_per_s: float) -> float:
+def call_seconds(
+    blocks, before: int, ahead: int, latency: float, bytes_per_s: float, clock: float
+) -> float:
     """Plays a call on a core. blocks: (bytes, cycles) of each, whose copies are asked for when the
     block `ahead` places before is begun; `before`: cycles until the first are."""
-    now = before / CLOCK
+    now = before / clock
     asked = [now] * ahead
     line_free, arrivals = 0.0, []
     for i, (_, cycles) in enumerate(blocks):
@@ -47,7 +49,7 @@ def call_seconds(blocks, before: int, ahead: int, latency: float, bytes_per_s: f
             begun = max(asked[len(arrivals)] + latency, line_free)
             line_free = begun + blocks[len(arrivals)][0] / bytes_per_s
             arrivals.append(line_free)
-        now = max(now, arrivals[i]) + cycles / CLOCK
+        now = max(now, arrivals[i]) + cycles / clock
     return now
 
 
@@ -101,17 +103,17 @@ def played(spec: dict, latencies: list[float]) -> list:
         raise SystemExit(str(error)) from None
     name = "paged_attention" if spec["pages"] else kernels.KERNEL
     program = next(x for of, x in found.items() if name in of)
-    cores = 2 if spec["chip"] == "v5p" else 1
-    used = cores if spec["both_cores"] else 1
+    clock, cores = (VALUES[f"{x}.{spec['chip']}"] for x in ("clock", "cores"))
+    used = int(cores) if spec["both_cores"] else 1
     page_bytes = 2 * PAGE * DIM * 2
     rows = spec["rows"] * spec["kv_heads"] // used
     args = (program, rows, spec["tokens"], page_bytes)
     blocks, before, ahead = theirs(*args, spec["pages"]) if spec["pages"] else ours(*args)
     hbm = slices.CHIPS[spec["chip"]].bandwidth
     live = spec["rows"] * spec["kv_heads"] * spec["tokens"] * 2 * DIM * 2
-    cells = [blocks[-2][1], f"{1e6 * (before + sum(x for _, x in blocks)) / CLOCK:.0f}"]
+    cells = [blocks[-2][1], f"{1e6 * (before + sum(x for _, x in blocks)) / clock:.0f}"]
     for latency in latencies:
-        seconds = call_seconds(blocks, before, ahead, latency, hbm / cores)
+        seconds = call_seconds(blocks, before, ahead, latency, hbm / cores, clock)
         cells += [f"{1e6 * seconds:.0f}", f"{live / seconds / hbm:.0%}"]
     return cells
 

@@ -167,8 +167,8 @@ def plan(args, rng: random.Random) -> list[Event]:
 
 
 def moment(run: Run, event: Event, rng: random.Random, begun: int) -> bool:
-    """Wait for it; False where the run had ended. begun: rows that earlier starts
-    have written in process 0's log."""
+    """Wait for it; False where the run had ended. begun: rows that earlier starts have written
+    in process 0's log."""
     early = rng.random() < 0.1  # while it starts
     delay = rng.uniform(0, 2 if early else 0.05)
 

@@ -92,6 +92,12 @@ def test_an_instruction_set_stands_before_anything_is_imported(monkeypatch):
     assert harness.limited("") == {}
     found = harness.limited("AVX2")
     assert found == harness.AVX2 | {"XLA_FLAGS": "--xla_foo=1 --xla_cpu_max_isa=AVX2"}
+    prepared = []
+    monkeypatch.setattr(harness, "prepare", lambda cores, environment: prepared.append(environment))
+    monkeypatch.setattr(harness, "run", lambda *_: None)
+    for isa in (["--isa=AVX2"], ["--isa", "AVX2"]):
+        command.main(["ladder", *isa])
+    assert prepared == [found, found]
     code = "import sys, benchmarks.__main__; print({'jax', 'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=harness.ROOT, capture_output=True)
     assert done.stdout.strip() == b"set()", done.stderr

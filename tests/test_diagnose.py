@@ -286,9 +286,11 @@ def test_what_comes_first_is_told_first():
     assert plain["first"] == "lr high" and plain["suspects"][0]["figures"][0]["bound"] == 0.1
 
 
-def test_the_evaluation_before_the_first_step_is_no_step():
-    every = (np.arange(N + 1), np.linspace(0.1, 0.5, N + 1))
-    assert diagnose.steps(evidence(**{EVAL: every})) == N
+def test_a_run_s_steps_are_those_that_it_trained():
+    """Step 0 of an evaluation is none."""
+    tested = np.arange(4), np.full(4, 0.5)
+    e = Evidence({"reward/accuracy": (np.arange(1, 4), np.ones(3)), EVAL: tested}, {})
+    assert diagnose.steps(e) == 3 and len(e.curve(EVAL).steps) == 4
 
 
 def test_curve():

@@ -30,7 +30,7 @@ def needs(fields: dict, model: str, devices: int, platform: str) -> float:
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("devices", [1, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("gb", [14.0, 20.0, 70.0])
 def test_the_first_choice_that_fits(platform, devices, gb):
     """It is valid on the machine; those that were wanted more do not fit."""
@@ -64,6 +64,18 @@ def test_this_machine_and_what_is_refused(tmp_path, capsys, monkeypatch):
         assert wanted in said and said.count("\n") == 1 and "Traceback" not in said
         assert not out.exists() or out.read_text() == "mine"
         out.write_text("mine")
+
+
+@pytest.mark.parametrize(
+    ("given", "sets"),
+    [("a.jsonl", "test=a.jsonl"), ("x=a.jsonl,b.jsonl",) * 2, ("a.jsonl,b.jsonl",) * 2, ("", "")],
+)
+def test_one_file_to_evaluate_on_is_named(given, sets, tmp_path, monkeypatch):
+    """Each of several has its own name, as in `eval.files`."""
+    monkeypatch.setattr(first, "machine", lambda: first.Machine("x", "gpu", 1, 70 * GB))
+    out = tmp_path / "mine.py"
+    first.main([f"--model={SMALL}", "--train=t.jsonl", f"--eval={given}", f"--out={out}"])
+    assert f'    c.eval.files = "{sets}"\n' in out.read_text()
 
 
 README = (ROOT / "README.md").read_text()

@@ -9,8 +9,8 @@ def test_a_call_of_the_kernel_by_hand():
     """Blocks of 100 bytes at 100 bytes a second, of which the first is asked for at 0."""
 
     def play(blocks, cycles, ahead, latency):
-        cycles *= attention_kernel.CLOCK
-        return attention_kernel.call_seconds([(100, cycles)] * blocks, 0, ahead, latency, 100)
+        work = [(100, cycles * 1e9)] * blocks
+        return attention_kernel.call_seconds(work, 0, ahead, latency, 100, 1e9)
 
     # One ahead, work of 1 s: the third is asked for when the first is done, at 2.5, and there at 4.
     assert play(3, 1, 1, 0.5) == pytest.approx(4 + 1)

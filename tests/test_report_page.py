@@ -65,3 +65,6 @@ def test_what_is_no_run_is_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit):
         report.main([str(tmp_path)])
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}")
+    with pytest.raises(SystemExit):
+        report.main([str(tmp_path), "--samples=-5"])
+    assert capsys.readouterr().err == "error: --samples=-5: wants 0 or more\n"

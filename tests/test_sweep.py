@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from absl import flags
 
 from dapo_jax.config import schema
 from dapo_jax.lab import sweep
@@ -90,6 +91,11 @@ def test_configs_that_cannot_work_are_refused_before_anything_starts():
         sweep.tasks(warm(), wanted, 1)
     named = [line.split(":")[0] for line in str(error.value).splitlines()]
     assert named == ["config.rollout.group_size", "config.optim.lr"]
+
+
+def test_no_number_of_jobs_is_negative():
+    with pytest.raises(flags.IllegalFlagValueError, match="flag --jobs=-1"):
+        flags.FLAGS["jobs"].parse("-1")
 
 
 CONFIG = """from dapo_jax import config

@@ -35,6 +35,7 @@ def said(*turns: str):
         ("1" + "0" * 400 + " / 3", "error: too large a number"),
         ("1 + " * 400 + "x", "the last"),
         ("<tool_call>no JSON</tool_call>", "error: no expression"),
+        ("<tool_call>" * 20_000, "the last"),
         (
             '<tool_call>{"arguments": {"expression": "9**9**9"}}</tool_call>',
             "error: numbers, + - *",

@@ -1,9 +1,8 @@
 """Why runs go wrong, as rules: each is one function from a run's series to a Finding or None.
 
-RULES is in the order in which causes are told: a cause stands where its first rule that fires
-stands. A bound is a share of the run's own start or of its config wherever there is such a thing;
-docs/diagnose.md has the table. A rule that lacks a tag, or steps, says nothing, and
-`lab/diagnose.py` says so.
+A run's first cause is that of the first rule in RULES that fires; docs/diagnose.md has one row a
+cause. A bound is a share of the run's own start or of its config wherever there is such a thing. A
+rule that lacks a tag, or steps, says nothing, and `lab/diagnose.py` says so.
 """
 
 import math

@@ -174,8 +174,8 @@ def diagnose(e: Evidence) -> Diagnosis:
 
 
 def steps(e: Evidence) -> int:
-    trained = (tag for tag in e.series if not tag.startswith("eval/"))  # those have step 0 as well
-    return max((len(e.curve(tag).steps) for tag in trained), default=0)
+    training = (tag for tag in e.series if not tag.startswith("eval/"))  # which have a step 0
+    return max((len(e.curve(tag).steps) for tag in training), default=0)
 
 
 def words(rule: causes.Rule) -> str:

@@ -136,9 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pictures", default="", metavar="DIR", help="write each curve there too")
     parser.add_argument("--pool_seeds", action="store_true", help="seeds of a config: one curve")
     a = parser.parse_args(argv)
-    if a.samples < 0:
-        parser.error(f"--samples={a.samples}: wants 0 or more")
     try:
+        if a.samples < 0:
+            raise ValueError(f"--samples={a.samples}: wants 0 or more")
         files.write(pathlib.Path(a.out), page(a.run, a.samples, a.pool_seeds))
         if a.pictures:
             written = pictures.write(compare.read(a.run, a.pool_seeds), pathlib.Path(a.pictures))

@@ -53,7 +53,9 @@ def define_flags() -> None:
     flags.DEFINE_bool("compile", False, "Compile the run's programs for the slice or GPUs, too.")
     flags.DEFINE_bool("kernels", False, "Count libtpu's bundles of the decode kernel as well.")
     flags.DEFINE_string("json", "", "File for all of it; '-' = print JSON instead.")
-    flags.DEFINE_list("constants", [], "In place of those of constants.txt: decode_beside=1,...")
+    flags.DEFINE_list(
+        "constants", [], "In place of those of constants.txt (no others): decode_beside=1,..."
+    )
     flags.mark_flag_as_required("topology")
 
 

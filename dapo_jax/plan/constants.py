@@ -1,6 +1,5 @@
 """What the time model takes as given: constants.txt, every number with its range and its source."""
 
-import contextlib
 import json
 import math
 import pathlib
@@ -42,10 +41,11 @@ def override(given: Iterable[str]) -> None:
     """Take other values from here on: ['keys_hbm=0.9']. ValueError: no such constant or value."""
     for text in given:
         name, _, value = text.partition("=")
-        number = -1.0
-        with contextlib.suppress(ValueError):
+        try:
             number = float(value)
+        except ValueError:
+            number = 0.0
         if name not in VALUES or not 0 < number < math.inf:
             raise ValueError(f"--constants: {text!r}: wants NAME=NUMBER of plan/constants.txt")
         VALUES[name] = number
-        CONSTANTS[name] = CONSTANTS[name]._replace(value=VALUES[name])
+        CONSTANTS[name] = CONSTANTS[name]._replace(value=number)

@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="mine.py", help="the config that is written")
     a = parser.parse_args(argv)
     out = pathlib.Path(a.out)
-    sets = a.eval if "=" in a.eval or "," in a.eval or not a.eval else f"test={a.eval}"
+    sets = f"test={a.eval}" if a.eval and not {*"=,"} & {*a.eval} else a.eval  # one file
     named = {"model.path": a.model, "data.train": a.train, "eval.files": sets}
     named |= {"reward.function": a.reward} if a.reward else {}
     try:

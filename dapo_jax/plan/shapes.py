@@ -54,6 +54,6 @@ def read_network(config, path: str) -> qwen2.Shape:
     try:
         file = hf.config_file(path)
     except Exception as e:  # as in hf.resolve
-        none = "no such directory here, and no config.json on the hub"
-        raise ValueError(f"{path}: {none} ({type(e).__name__})") from e
+        nowhere = f"no such directory here, and no config.json on the hub ({type(e).__name__})"
+        raise ValueError(f"{path}: {nowhere}") from e
     return hf.read_shape(file.parent, **choices)

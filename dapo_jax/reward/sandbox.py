@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-from dapo_jax.reward.tools import CALL, Reply, Transcript, argument
+from dapo_jax.reward.tools import Reply, Transcript, argument, last_call
 
 SECONDS, MEMORY, OUTPUT = 5, 1 << 30, 1 << 16  # of clock and processor; bytes; bytes
 _BLOCK = re.compile(r"```(?:python|py)\n(.*?)```\s*\Z", re.DOTALL)  # at the end of a turn
@@ -87,8 +87,10 @@ def python(problem, transcript: Transcript) -> Reply | None:
     """What the code of a turn prints: the argument `code` of a <tool_call>, or a ```python block at
     its end. Turns without code are the response's last."""
     turn = transcript[-1][1]
-    if calls := CALL.findall(turn):
-        return Reply(run(argument(calls[-1], "code")))
+    if (call := last_call(turn)) is not None:
+        return Reply(run(argument(call, "code")))
+    if not turn.rstrip().endswith("```"):  # or each start would be searched to the turn's end
+        return None
     block = _BLOCK.search(turn)
     return Reply(run(block[1])) if block else None
 

@@ -38,7 +38,7 @@ class Reply(NamedTuple):
 # --- Calculator ---
 
 MOST_DIGITS = 1000  # of any number on the way
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _EXPRESSION = re.compile(r"[-+*/().\d\s]*")
 _SIGNS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -50,8 +50,8 @@ def calculator(problem, transcript: Transcript) -> Reply | None:
     """The value of the expression that a turn asks for: the argument `expression` of a <tool_call>
     as Qwen writes it, or a bare `4 + 2` at the turn's end. Other turns are the response's last."""
     turn = transcript[-1][1]
-    if calls := CALL.findall(turn):
-        expression = argument(calls[-1], "expression")
+    if (call := last_call(turn)) is not None:
+        expression = argument(call, "expression")
     else:
         # Backwards: a search for the end would begin anew at every character.
         expression = _EXPRESSION.match(turn[::-1])[0][::-1].strip()
@@ -63,6 +63,14 @@ def calculator(problem, transcript: Transcript) -> Reply | None:
         return Reply("error: too large a number")
     except ValueError as error:
         return Reply(f"error: {error}")
+
+
+def last_call(turn: str) -> str | None:
+    """What the last <tool_call> of a turn holds. Behind the last end each start would be searched
+    to the end of the turn."""
+    end = turn.rfind("</tool_call>") + len("</tool_call>")
+    calls = _CALL.findall(turn[:end])
+    return calls[-1] if calls else None
 
 
 def evaluate(expression: str) -> Fraction:
