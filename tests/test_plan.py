@@ -255,7 +255,7 @@ def figures(name):
     c = big(size, **SMALL | changes, mesh__tensor=mesh[2])
     given = plan.network(c), sizes(*mesh), slices.parse(pod), plan.Traffic(20, 100, sigma=1.2)
     out = planner.expected(c, *given, with_staleness=True)
-    assert out.pop("constants")
+    assert out.pop("constants") and out.pop("anchors")
     out["bytes"] = plan.memory(c, *given[:2])
     short = lambda x: float(f"{float(x):.9g}")
     return json.loads(json.dumps(out, default=float), parse_float=short)
