@@ -23,6 +23,7 @@ which compiles. MFU: FLOPs that the model needs (causal attention, nothing twice
 dense bfloat16 peak. Memory: the most that the platform's allocator held.
 """
 
+import sys
 from typing import NamedTuple
 
 import jax
@@ -59,8 +60,8 @@ PARTS = "decode", "wide", "update", "step", "bits", "kernels", "peers"
 FLAGS = {
     "sizes": Flag(SIZES, SIZES, choices=("tiny", *SIZES)),
     "repeats": Flag(1, 2),
-    "all": Flag(False, False, "all parts of gpu_parts.py, as without --only"),
-    "only": Flag(PARTS, PARTS, "some parts, or roofline: arithmetic", ("roofline", *PARTS)),
+    "all": Flag(False, False, "all parts of gpu_parts.py, or those that --only names"),
+    "only": Flag(("",), ("",), "some parts, or roofline: arithmetic", ("", "roofline", *PARTS)),
     "minutes": Flag(20, 20, "after which no part is begun"),
     "out": Flag("gpu.json", "gpu.json", "the parts' file"),
 }
@@ -198,6 +199,8 @@ def update_theirs(size: str, repeats: int) -> dict:
 def measure(args) -> list[harness.Table]:
     if [*args.only] == ["roofline"]:
         return [gpu_roofline.table()]
+    if not (args.all or any(args.only)):
+        sys.exit("error: python -m benchmarks gpu: give --all, or parts by --only")
     from benchmarks import gpu_parts  # which imports this
 
     return gpu_parts.run(args)

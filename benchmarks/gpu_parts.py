@@ -202,7 +202,7 @@ def run(args) -> list[harness.Table]:
         harness.Table("part", "size", "what", "found", name="gpu_parts"),
         time.monotonic(),
     )
-    for part in (name for name in PARTS if name in args.only):
+    for part in (name for name in PARTS if name in args.only or not any(args.only)):
         for size in args.sizes[:1] if part in ONCE else args.sizes:
             if time.monotonic() - began > 60 * args.minutes:
                 table.note(f"{part}, {size}: not begun, {args.minutes} minutes are over.")

@@ -164,6 +164,8 @@ def test_without_a_gpu_that_is_said_in_one_line(monkeypatch, tmp_path):
     args = harness.parse("gpu", gpu, ["--all"])
     with pytest.raises(SystemExit, match="no NVIDIA GPU here .nvidia-smi lists none.$"):
         gpu.measure(args)
+    with pytest.raises(SystemExit, match="gpu: give --all, or parts by --only$"):
+        gpu.measure(harness.parse("gpu", gpu, []))
 
 
 def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
