@@ -3,7 +3,6 @@
 A branch also takes that run's metrics; with the same config it computes the same bits.
 """
 
-import itertools
 import pathlib
 import shutil
 from typing import Any
@@ -15,6 +14,7 @@ from dapo_jax import parallel
 from dapo_jax.build import Text
 from dapo_jax.checkpoint import checkpoint, export, resume, workdir as workdir_lib
 from dapo_jax.dapo.state import State
+from dapo_jax.data import files
 
 REWIND = flags.DEFINE_integer(
     "rewind", None, "Go back to this step's checkpoint and leave; without it the run goes on.", 0
@@ -58,8 +58,7 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
         directory = epath.Path(config.checkpoint.directory or home.checkpoints)
         checkpoint.find_step(directory, step)
         later = [n for n in checkpoint.numbers(directory) if n > step]  # newest first
-        names = (f"to_{step}" + f"_{n}" * (n > 1) for n in itertools.count(1))
-        name = next(name for name in names if not (home.top / workdir_lib.REWOUND / name).exists())
+        name = files.unused(home.top / workdir_lib.REWOUND / f"to_{step}", "_").name
         aside = home.local / workdir_lib.REWOUND / name
         aside.mkdir(parents=True)
         for file in ("metrics.jsonl", "config.json"):

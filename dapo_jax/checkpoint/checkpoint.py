@@ -14,7 +14,6 @@ all. Nothing is pickled. What is read back is untrusted: `Damaged` says what is 
 
 import contextlib
 import importlib.metadata
-import itertools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from dapo_jax.checkpoint import groups as groups_lib, retry, seal, workdir
 from dapo_jax.checkpoint.seal import Damaged
 from dapo_jax.config import schema
 from dapo_jax.dapo.state import Counters, State
+from dapo_jax.data import files
 from dapo_jax.model import adapters, qwen2
 
 ERRORS = (Damaged, OSError, ValueError)  # of reading, the graver ones first (parallel.agreed)
@@ -286,8 +286,7 @@ def set_aside(directory: Directory, step: int) -> epath.Path:
     path = _absolute(directory)
     kept = path.parent / f"{path.name}.damaged"
     kept.mkdir(parents=True, exist_ok=True)
-    names = (f"{step}" + f".{n}" * (n > 1) for n in itertools.count(1))
-    return (path / str(step)).rename(next(kept / n for n in names if not (kept / n).exists()))
+    return (path / str(step)).rename(files.unused(kept / str(step)))
 
 
 def find_step(directory: Directory, step: int | None = None) -> int:

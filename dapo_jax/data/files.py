@@ -1,5 +1,6 @@
 """Small files: atomic writes, and JSON lines that are read even if some are damaged."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -25,6 +26,13 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
             draft.replace(target)
     except OSError as error:  # the error of a full disk names no file
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def unused(path, between: str = "."):
+    """`path`, of a disk or a bucket, or the first of path.2, path.3, ... that is not there yet.
+    between: what stands before the number."""
+    names = (path.name + f"{between}{n}" * (n > 1) for n in itertools.count(1))
+    return next(p for p in map(path.with_name, names) if not p.exists())
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:

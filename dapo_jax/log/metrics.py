@@ -2,7 +2,6 @@
 each rollout step once, also across restarts. Only process 0 writes."""
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -204,9 +203,7 @@ class Writer:
         """All records that can be read. What the file has lost is said, and the file kept."""
         records, damaged = _records(self._path)
         if damaged:
-            names = (f"metrics.jsonl.damaged{f'.{n}' * (n > 1)}" for n in itertools.count(1))
-            paths = (self._path.with_name(name) for name in names)
-            kept_as = next(path for path in paths if not path.exists())
+            kept_as = files.unused(self._path.with_name(f"{self._path.name}.damaged"))
             shutil.copyfile(self._path, kept_as)
             lost = f"no record in lines {damaged[:5]} ({len(damaged)} in all)"
             kept = f"the file as it was is kept as {kept_as.name}"
