@@ -14,7 +14,7 @@ from rounding import EPS, assert_near, reference
 from tables import cases
 
 from dapo_jax import build, config, parallel, plan
-from dapo_jax.model import head, int8_keys, qwen2, rope, softmax_triton
+from dapo_jax.model import head, int8_keys, ops, qwen2, rope, softmax_triton
 from dapo_jax.pods import topology
 
 TINY = qwen2.Shape(
@@ -237,7 +237,7 @@ def test_gradients_of_like_tokens_add_up_in_one_order_on_a_gpu(monkeypatch):
     rng = np.random.default_rng(0)
     table, grad = rng.normal(size=(9, 4)), rng.normal(size=(3, 50, 4))
     ids = jnp.asarray(rng.integers(0, 8, (3, 50)))
-    gradient = jax.grad(lambda t: (qwen2.lookup(t, ids) * grad).sum())
+    gradient = jax.grad(lambda t: (ops.lookup(t, ids) * grad).sum())
     want = gradient(jnp.float32(table))
     on_gpu(monkeypatch)
     terms = np.bincount(ids.ravel()).max()  # each rounds a sum of at most so many times the largest
@@ -251,10 +251,10 @@ def test_gradients_of_like_tokens_add_up_in_one_order_on_a_gpu(monkeypatch):
 def test_the_heads_gradient_multiplies_in_the_compute_dtype_on_a_gpu(monkeypatch):
     rng = np.random.default_rng(0)
     x, head = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, 5, 8), (8, 30)))
-    gradient = jax.grad(lambda x, h: jnp.sin(qwen2.logits(x, h)).sum(), (0, 1))
+    gradient = jax.grad(lambda x, h: jnp.sin(ops.logits(x, h)).sum(), (0, 1))
     want, products = gradient(x, head), []
     on_gpu(monkeypatch)
-    assert qwen2.logits(x, head).dtype == jnp.float32
+    assert ops.logits(x, head).dtype == jnp.float32
     for got, right in zip(gradient(x, head), want, strict=True):
         assert got.dtype == right.dtype == jnp.bfloat16
         right = np.float32(right)  # of up to 30 terms, each of three roundings to bfloat16

@@ -31,7 +31,7 @@ from dapo_jax.dapo.minibatches import make_minibatches
 from dapo_jax.data import files, prompts
 from dapo_jax.lab import explanation, redraw
 from dapo_jax.lab.redraw import Opened, Whole
-from dapo_jax.model import qwen2
+from dapo_jax.model import ops, qwen2
 from dapo_jax.rollout import draw
 from dapo_jax.rollout.engine import Response
 
@@ -232,7 +232,7 @@ def _places(shape, params, ids_T, length, uniform_T, temperature, top_p, mode: s
 
     def one(place):
         x_D, following, uniform = place
-        logits_1xV = qwen2.logits(x_D[None], head_DxV)
+        logits_1xV = ops.logits(x_D[None], head_DxV)
         token = draw.draw(logits_1xV, uniform[None], temperature, top_p, mode).token_S[0]
         weight_1xV = jax.nn.softmax(logits_1xV / temperature)
         if mode == "top_p":

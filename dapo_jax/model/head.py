@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from dapo_jax import parallel
-from dapo_jax.model import qwen2, softmax_triton
+from dapo_jax.model import ops, softmax_triton
 
 # What the backward pass has of the forward pass. Sums and maxima of each cell's logits: where GPUs
 # keep them, it reads its logits once, which memory bounds there.
@@ -39,7 +39,7 @@ def head_stats(x_RxTxD, head_DxV, targets_RxT, temperature, chunk: int) -> HeadS
         first = jax.lax.axis_index(over_V) * head.shape[1] if over_V else 0
 
         def stats(x_RxcxD, targets_Rxc):
-            logits_RxcxV = qwen2.logits(x_RxcxD, _summed_at(grads_at, head))
+            logits_RxcxV = ops.logits(x_RxcxD, _summed_at(grads_at, head))
             logits_RxcxV = checkpoint_name(logits_RxcxV, _LOGITS)
             if by_kernel:
                 return _stats(*_sums(logits_RxcxV, targets_Rxc, temperature))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import qwen2
+from dapo_jax.model import ops, qwen2
 
 _HEADS, _BIASES, _MLP = ("q", "k", "v"), ("q_bias", "k_bias", "v_bias"), ("gate", "up")
 
@@ -29,13 +29,13 @@ class Joined(NamedTuple):
 
     def heads(self, h_BxTxD, shape: qwen2.Shape) -> tuple[jax.Array, ...]:
         """Queries, keys and values side by side, [B, H + 2 K, T, d]; apart where norms follow."""
-        y = qwen2.linear(h_BxTxD, self.qkv_DxHKKd)
+        y = ops.linear(h_BxTxD, self.qkv_DxHKKd)
         y = y if self.bias_HKKd is None else y + self.bias_HKKd
         y = y.reshape(*y.shape[:2], -1, shape.head_dim).swapaxes(1, 2)
         return apart((y,), shape.num_kv_heads) if shape.qk_norm else (y,)
 
     def gate_up(self, h_BxTxD) -> list[jax.Array]:
-        return jnp.split(qwen2.linear(h_BxTxD, self.gate_up_Dx2F), 2, axis=-1)
+        return jnp.split(ops.linear(h_BxTxD, self.gate_up_Dx2F), 2, axis=-1)
 
 
 def apart(heads, kv_heads: int):

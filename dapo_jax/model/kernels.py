@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dapo_jax.model import adapters, head, one_cpu, qwen2
+from dapo_jax.model import adapters, head, one_cpu, ops, qwen2
 from dapo_jax.parallel import constrain
 
 
@@ -75,7 +75,7 @@ def decode_logits(model, inside: bool = False, masked: bool = False):
 
     def logits(x_Sx1xD, active_S):
         head_DxV = model.head() if inside else before
-        logits_SxV = constrain(qwen2.logits(x_Sx1xD[:, 0], head_DxV), "batch", "vocab")
+        logits_SxV = constrain(ops.logits(x_Sx1xD[:, 0], head_DxV), "batch", "vocab")
         return jnp.where(active_S[:, None], logits_SxV, 0.0) if masked else logits_SxV
 
     return logits

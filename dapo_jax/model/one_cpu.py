@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dapo_jax.model import qwen2
+from dapo_jax.model import ops, qwen2
 from dapo_jax.model.head import HeadStats, in_chunks
 
 LARGE_MODEL = 2**26  # trained parameters from which a second copy matters
@@ -42,7 +42,7 @@ def _stats(x_NxD, head_DxV, targets_N, temperature):
 
 
 def _forward(x_NxD, head_DxV, targets_N, temperature):
-    logits_NxV = jax.lax.optimization_barrier(qwen2.logits(x_NxD, head_DxV))
+    logits_NxV = jax.lax.optimization_barrier(ops.logits(x_NxD, head_DxV))
     N, V = logits_NxV.shape
     cells = math.gcd(N, 8)
 

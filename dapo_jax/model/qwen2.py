@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dapo_jax import parallel
-from dapo_jax.model import adapters, attention_kernels as splash, rope
+from dapo_jax.model import adapters, attention_kernels as splash, ops, remat, rope
 from dapo_jax.parallel import constrain
 
 Params = adapters.Params
@@ -151,26 +151,26 @@ class Block(nnx.Module):
         keys come from; `extra` (what became of a cache, say) is handed back beside the output.
         beside: products (joined.py) in place of those of q, k and v, which `attend` may then get as
         one array, and of gate and up."""
-        h = rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
+        h = ops.rms_norm(x_BxTxD, self.attn_norm[...], self.c.rms_eps)
         joined = parallel.axis_size("sequence") > 1
         pairs = (self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias)
         if beside:
             heads = beside.heads(h, self.c)
         else:
-            heads = self._joined_heads(h) if joined else [_to_heads(h, *pair) for pair in pairs]
+            heads = self._joined_heads(h) if joined else [ops.to_heads(h, *pair) for pair in pairs]
         if self.c.lora:
-            heads = [self._add(n, y, h, out=_to_heads) for n, y in zip("qkv", heads)]  # noqa: B905
+            heads = [self._add(n, y, h, out=ops.to_heads) for n, y in zip("qkv", heads)]  # noqa: B905
         if self.c.qk_norm:
             q, k, v = heads
-            q = rms_norm(q, self.q_norm[...], self.c.rms_eps)
-            heads = q, rms_norm(k, self.k_norm[...], self.c.rms_eps), v
+            q = ops.rms_norm(q, self.q_norm[...], self.c.rms_eps)
+            heads = q, ops.rms_norm(k, self.k_norm[...], self.c.rms_eps), v
         split = zip(heads, ("heads", "kv_heads"))  # noqa: B905
         split = [constrain(x, "batch", axis, "token", "head_dim") for x, axis in split]
         y, extra = attend(*split, *heads[2:])
-        x_BxTxD = x_BxTxD + self._add("o", _from_heads(y, self.o[...]), y, into=_from_heads)
+        x_BxTxD = x_BxTxD + self._add("o", ops.from_heads(y, self.o[...]), y, into=ops.from_heads)
         x_BxTxD = constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
-        h = rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
+        h = ops.rms_norm(x_BxTxD, self.mlp_norm[...], self.c.rms_eps)
         if joined:
             both = jnp.einsum("BTD,DCF->BTCF", h, jnp.stack([self.gate[...], self.up[...]], 1))
             both = constrain(both, "batch", "token", None, "mlp")
@@ -178,10 +178,10 @@ class Block(nnx.Module):
         elif beside:
             gate, up = beside.gate_up(h)
         else:
-            gate, up = linear(h, self.gate[...]), linear(h, self.up[...])
+            gate, up = ops.linear(h, self.gate[...]), ops.linear(h, self.up[...])
         gate, up = self._add("gate", gate, h), self._add("up", up, h)
         h_BxTxF = constrain(jax.nn.silu(gate) * up, "batch", "token", "mlp")
-        x_BxTxD = x_BxTxD + self._add("down", linear(h_BxTxF, self.down[...]), h_BxTxF)
+        x_BxTxD = x_BxTxD + self._add("down", ops.linear(h_BxTxF, self.down[...]), h_BxTxF)
         return constrain(x_BxTxD, "batch", "sequence", "act_embed"), extra
 
     def _add(self, name: str, y, x, into=jnp.matmul, out=jnp.matmul):
@@ -250,7 +250,9 @@ class Qwen2(nnx.Module):
     def __call__(self, tokens_BxT) -> jax.Array:
         """float32 logits [B, T, V] of whole sequences, one a row."""
         positions = jnp.broadcast_to(jnp.arange(tokens_BxT.shape[1]), tokens_BxT.shape)
-        return logits(self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT)), self.head())
+        return ops.logits(
+            self.hidden(tokens_BxT, positions, jnp.ones_like(tokens_BxT)), self.head()
+        )
 
     def cached(self, tokens_BxT, positions_BxT, pool, attend: Callable, layers):
         """The sampler's pass, over the layers of `bind_layers`: (final hidden states [B, T, D], pool).
@@ -274,14 +276,14 @@ class Qwen2(nnx.Module):
         return self._final(carry[0]), carry[1]
 
     def _embed(self, tokens_BxT):
-        x_BxTxD = lookup(self.embed[...], tokens_BxT).astype(self.final_norm[...].dtype)
+        x_BxTxD = ops.lookup(self.embed[...], tokens_BxT).astype(self.final_norm[...].dtype)
         return constrain(x_BxTxD, "batch", "sequence", "act_embed")
 
     def _angles(self, positions_BxT):
         return rope.angles(positions_BxT, self.c.head_dim, self.c.rope_theta, self.c.yarn)
 
     def _final(self, x_BxTxD):
-        return rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
+        return ops.rms_norm(x_BxTxD, self.final_norm[...], self.c.rms_eps)
 
     def _run(self, x_BxTxD, attend):
         """The training pass over the blocks: scanned or unrolled, under the remat policy."""
@@ -296,159 +298,13 @@ class Qwen2(nnx.Module):
         whole = parallel.axis_size("embed") == 1
         unroll = parallel.platform() == "gpu" and whole and self.c.num_layers
         if self.c.remat != "none":
-            kept = _KEPT[self.c.remat]
-            kept = _but_adapters(kept, self.c.lora.rank) if self.c.lora else kept
-            step = jax.checkpoint(step, policy=kept, prevent_cse=unroll > 1)
+            policy = remat.policy(self.c.remat, self.c.lora)
+            step = jax.checkpoint(step, policy=policy, prevent_cse=unroll > 1)
         if self.c.scan_layers:
             return jax.lax.scan(step, x_BxTxD, stacked, unroll=unroll or 1)[0]
         for i in range(self.c.num_layers):
             x_BxTxD, _ = step(x_BxTxD, jax.tree.map(lambda w: w[i], stacked))  # noqa: B023
         return x_BxTxD
-
-
-_KEPT = {  # `config.model.remat` -> what the backward pass does not make again
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(splash.SAVED),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
-_both = jax.checkpoint_policies.save_from_both_policies
-_KEPT["dots_attention"] = _both(_KEPT["dots"], _KEPT["attention"])
-
-
-def _but_adapters(policy, rank: int):
-    """`policy`, which keeps no product over the `rank` numbers that adapters make of a token: it is
-    as large as the product of the weights to which it is added, and made again at once."""
-
-    def kept(primitive, *arrays, **how):
-        if primitive is jax.lax.dot_general_p:
-            (axes, _), _ = how["dimension_numbers"]
-            if [arrays[0].shape[i] for i in axes] == [rank]:
-                return False
-        return policy(primitive, *arrays, **how)
-
-    return kept
-
-
-@jax.custom_vjp
-def _rows(table_VxD, ids):
-    return table_VxD[ids]
-
-
-def _rows_backward(kept, grad):
-    table, ids = kept  # the table for its shape and dtype alone
-    if parallel.platform() == "gpu":
-        grad_NxD = grad.reshape(ids.size, -1).astype(jnp.float32)
-        grad_VxD = _sums_of_rows(table.shape, ids.reshape(-1), grad_NxD)
-    else:
-        grad_VxD = jnp.zeros(table.shape, jnp.float32).at[ids].add(grad.astype(jnp.float32))
-    return grad_VxD.astype(table.dtype), None
-
-
-def _sums_of_rows(shape, ids_N, grad_NxD) -> jax.Array:
-    """`zeros.at[ids].add(grad)` added up in one order: a GPU's additions at like indices come in
-    any, and XLA's own way to order them takes 10 ms for 8,192 tokens of 1.5B, on H100."""
-    order_N = jnp.argsort(ids_N)
-    ids_N, grad_NxD = ids_N[order_N], grad_NxD[order_N]
-
-    def add(a, b):  # sums from the first of a run of like ids on
-        (a_ids, a_sums), (b_ids, b_sums) = a, b
-        return b_ids, b_sums + jnp.where((a_ids == b_ids)[:, None], a_sums, 0.0)
-
-    _, sums_NxD = jax.lax.associative_scan(add, (ids_N, grad_NxD))
-    last_N = jnp.append(ids_N[1:] != ids_N[:-1], True)
-    spot_N = jnp.where(last_N, ids_N, shape[0] + jnp.arange(ids_N.size))  # out of range: dropped
-    return jnp.zeros(shape, jnp.float32).at[spot_N].set(sums_NxD, mode="drop", unique_indices=True)
-
-
-_rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _rows_backward)
-
-
-def lookup(embed_VxD: jax.Array, tokens_BxT: jax.Array) -> jax.Array:
-    """Rows of the embedding, [B, T, D]; gradients of a row add up in float32. Of a split table every
-    device looks its own part of the vocabulary up, and the answer is the sum over devices: the
-    partitioner would gather the whole table or activation on each device."""
-    over_V, over_D = parallel.mesh_axes("vocab"), parallel.mesh_axes("embed")
-    if parallel.axis_size("vocab") * parallel.axis_size("embed") == 1:
-        return _rows(embed_VxD, tokens_BxT)
-    scatter = bool(over_V) and over_V == parallel.mesh_axes("sequence")
-
-    def part(embed, tokens):
-        embed = jax.lax.all_gather(embed, over_D, axis=1, tiled=True) if over_D else embed
-        first = jax.lax.axis_index(over_V) * embed.shape[0] if over_V else 0
-        ids = tokens - first
-        mine = (ids >= 0) & (ids < embed.shape[0])
-        x = jnp.where(mine[..., None], _rows(embed, jnp.where(mine, ids, 0)), 0)
-        if scatter:
-            return jax.lax.psum_scatter(x, over_V, scatter_dimension=1, tiled=True)
-        return jax.lax.psum(x, over_V) if over_V else x
-
-    token = "sequence" if scatter else None
-    split = parallel.per_shard(part, (("vocab", "embed"), ("batch", None)), ("batch", token, None))
-    return split(embed_VxD, tokens_BxT)
-
-
-# Matrix products and not einsums over three axes: for one token a row XLA on CPU then neither
-# transposes weights nor activations.
-
-
-def linear(x_xD, w_DxF, **how):
-    """Product of each token with the weights. On CPU as one of all tokens: over two axes of tokens
-    XLA sums the gradient of the weights from a transposed copy, at a third of the speed."""
-    x = x_xD.reshape(-1, x_xD.shape[-1]) if parallel.platform() == "cpu" else x_xD
-    return jnp.matmul(x, w_DxF, **how).reshape(*x_xD.shape[:-1], -1)
-
-
-def _to_heads(x_BxTxD, w_DxHxd: nnx.Param, bias_Hxd: nnx.Param | None = None):
-    D, H, d = w_DxHxd.shape
-    y_BxTxHd = linear(x_BxTxD, w_DxHxd[...].reshape(D, H * d))
-    y_BxTxHd = y_BxTxHd if bias_Hxd is None else y_BxTxHd + bias_Hxd[...].reshape(H * d)
-    return y_BxTxHd.reshape(*x_BxTxD.shape[:2], H, d).swapaxes(1, 2)
-
-
-def _flat_heads(path, w):
-    """Stacked weights, those that take heads [L, H d, D]. Of four axes XLA on TPU would copy a
-    layer's out of the stack before each product; the others it reads as they are."""
-    return w.reshape(w.shape[0], -1, w.shape[-1]) if path[0].key == "o" else w
-
-
-def _from_heads(y_BxHxTxd, w_HxdxD):
-    B, H, T, d = y_BxHxTxd.shape
-    return linear(y_BxHxTxd.swapaxes(1, 2).reshape(B, T, H * d), w_HxdxD.reshape(H * d, -1))
-
-
-def logits(x_xD, head_DxV) -> jax.Array:
-    """float32 [..., V]: products of the compute dtype, added up and returned in float32. Under a
-    float32 head (as of ScaleRL and MiniMax-M1) TPUs do not multiply in bfloat16."""
-    if head_DxV.dtype == x_xD.dtype:
-        return (_product if parallel.platform() == "gpu" else _matmul)(x_xD, head_DxV)
-    return jnp.matmul(x_xD.astype(jnp.float32), head_DxV, precision=jax.lax.Precision.HIGHEST)
-
-
-_matmul = functools.partial(linear, preferred_element_type=jnp.float32)
-
-
-@jax.custom_vjp
-def _product(x_xD, head_DxV):
-    """`_matmul` whose gradient multiplies in the compute dtype too, as TPUs do unasked: with the
-    float32 gradient of logits GPUs would multiply in float32, at half the speed."""
-    return _matmul(x_xD, head_DxV)
-
-
-def _product_backward(kept, grad_xV):
-    x_xD, head_DxV = kept
-    grad_xV = grad_xV.astype(x_xD.dtype)
-    x_NxD, grad_NxV = (a.reshape(-1, a.shape[-1]) for a in (x_xD, grad_xV))
-    return grad_xV @ head_DxV.T, x_NxD.T @ grad_NxV
-
-
-_product.defvjp(lambda x, head: (_matmul(x, head), (x, head)), _product_backward)
-
-
-def rms_norm(x, scale, eps: float):
-    """x / rms(x) * scale, with the mean square in float32."""
-    x32 = x.astype(jnp.float32)
-    x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return x32.astype(x.dtype) * scale
 
 
 # --- Parameters as plain data ---------------------------------------------------------------------
@@ -506,6 +362,12 @@ def unstacked(params: Params) -> Params:
     blocks = params["blocks"]
     count = len(blocks["attn_norm"])
     return params | {"blocks": [jax.tree.map(lambda w: w[i], blocks) for i in range(count)]}  # noqa: B023
+
+
+def _flat_heads(path, w):
+    """Stacked weights, those that take heads [L, H d, D]. Of four axes XLA on TPU would copy a
+    layer's out of the stack before each product; the others it reads as they are."""
+    return w.reshape(w.shape[0], -1, w.shape[-1]) if path[0].key == "o" else w
 
 
 def bind_layers(c: Shape, params: Params) -> tuple[Qwen2, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 from dapo_jax import sample
 from dapo_jax.data import answers as verifiers, verifier
 from dapo_jax.lab.dynamics import browse, logs
-from dapo_jax.model import qwen2
+from dapo_jax.model import ops, qwen2
 
 _CHUNK = 64  # tokens whose logits are made at a time
 
@@ -117,7 +117,7 @@ def _distributions(shape: qwen2.Shape, params, ids_T, length, temperature, top: 
 
     def one(place):
         x_D, following = place
-        logits_1xV = qwen2.logits(x_D[None], head_DxV) / temperature
+        logits_1xV = ops.logits(x_D[None], head_DxV) / temperature
         logp_V = jax.nn.log_softmax(logits_1xV[0])
         best, best_ids = jax.lax.top_k(logp_V, top)
         return logp_V[following], -jnp.sum(jnp.exp(logp_V) * logp_V), best_ids, best

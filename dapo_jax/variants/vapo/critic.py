@@ -17,7 +17,7 @@ import numpy as np
 from dapo_jax import parallel
 from dapo_jax.dapo import update
 from dapo_jax.dapo.packing import PackedBatch
-from dapo_jax.model import hf, hf_format, qwen2, rope
+from dapo_jax.model import hf, hf_format, ops, qwen2, rope
 from dapo_jax.model.learner import Learner, Setup
 from dapo_jax.parallel import Call
 from dapo_jax.variants.vapo import gae
@@ -63,7 +63,7 @@ def values(shape: qwen2.Shape, params, rows: PackedBatch) -> jax.Array:
     """float32 [R, T] of one micro-batch (fields of `rows` are [R, T] here)."""
     model = qwen2.bind(shape, params)
     x_RxTxD = model.hidden(rows.tokens_AxRxT, rows.positions_AxRxT, rows.segments_AxRxT)
-    return qwen2.logits(x_RxTxD, model.head())[..., 0]
+    return ops.logits(x_RxTxD, model.head())[..., 0]
 
 
 def value_loss(values, old_values, returns, clip) -> tuple[jax.Array, jax.Array]:
