@@ -29,8 +29,8 @@ from dapo_jax.model import (
     attention_kernels,
     learner,
     packed_triton,
-    paged,
     paged_triton,
+    paged_xla,
     qwen2,
 )
 from dapo_jax.rollout.draw import Draw
@@ -84,8 +84,8 @@ def test_paged_kernel_against_the_plain_reader(dtype, tolerance, page, d, quanti
     by_shares = jax.jit(paged_triton.attend, static_argnums=5)
     whole = [x if x.dtype == jnp.int8 else x.astype(jnp.float32) for x in pool]
     with jax.default_matmul_precision("highest"):
-        read = jax.jit(functools.partial(paged._read_pages, g))
-        want = read(q.astype(jnp.float32), whole, 1, rows, paged._plan(rows, page))
+        read = jax.jit(functools.partial(paged_xla.read_pages, g))
+        want = read(q.astype(jnp.float32), whole, 1, rows, paged_xla.plan_of(rows, page))
     for count in (1, 3, 8):
         got = by_shares(q, pool, g.pages, rows, None, count)
         np.testing.assert_allclose(got, want, atol=tolerance)

@@ -10,7 +10,7 @@ from levels import slow
 from rounding import EPS, assert_near, reference
 from test_attention import oracle
 
-from dapo_jax.model import paged, qwen2, rope
+from dapo_jax.model import paged, paged_xla, qwen2, rope
 
 H, K, D = 6, 2, 16
 SHAPE = qwen2.Shape(32, 32, 32, 2, H, K, D, 1e4, 1e-6, True, scan_layers=False)
@@ -170,7 +170,7 @@ def test_pages_hold_tokens_and_are_read(platform, page_tokens, scan, quantized, 
     pool holds keys and values, or what NumPy makes int8 of them, and nothing else; attention is the
     oracle's over that."""
     shape, lengths, T = SHAPE._replace(scan_layers=scan), np.array([12, 0, 32, 31], np.int32), 32
-    monkeypatch.setattr(paged, "_BLOCK", 4), monkeypatch.setattr(paged, "_TOGETHER", 2)
+    monkeypatch.setattr(paged_xla, "_BLOCK", 4), monkeypatch.setattr(paged_xla, "_TOGETHER", 2)
     g = geometry(platform, shape, row_tokens=64, page_tokens=page_tokens, quantized=quantized)
     assert g.reader == {64: "rows", 8: "pages", 32: "kernel"}[g.page_tokens]
     rng = np.random.default_rng(0)

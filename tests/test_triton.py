@@ -11,7 +11,7 @@ from test_attention import value_and_gradient
 from test_attention_kernels import assert_attends, inputs, on_mesh
 from test_paged import SHAPE, D, H, K, assert_live_near, expected, geometry
 
-from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton, rope
+from dapo_jax.model import attention_kernels, packed_triton, paged, paged_triton, paged_xla, rope
 
 
 def case_of_triton(page_tokens, head_dim, quantized, dtype="float32"):
@@ -68,7 +68,7 @@ def test_the_gpu_kernel_reads_what_the_xla_reader_does(page_tokens, quantized):
     """However many programs share a row, more than it has pages among them; twice the same bits."""
     g, q, pages, rows = case_of_triton(page_tokens, D, quantized)
     want = expected(np.asarray(q), *whole_rows(g, pages, rows), rows.position_S + 1)
-    read = paged._read_pages(g, q, pages, 1, rows, paged._plan(rows, page_tokens))
+    read = paged_xla.read_pages(g, q, pages, 1, rows, paged_xla.plan_of(rows, page_tokens))
     assert_live_near(read, want, rows.active_S)
     for count in (1, 2, 3, 8):
         got = by_triton(g, q, pages, rows, count)

@@ -12,7 +12,7 @@ Over a mesh, the pool is split by key/value head and by group of rows (a "shard"
 the `batch` axes); page numbers are local to a shard. Keys are read in one of four ways:
   'kernel'  a TPU kernel (paged_kernel.py)
   'triton'  a GPU kernel (paged_triton.py)
-  'pages'   blocks of live pages, gathered; then a row's pages in order, by an online softmax
+  'pages'   blocks of live pages, gathered (paged_xla.py)
   'rows'    a page is a whole row, page i belongs to row i, and nothing is gathered: the quickest on
             CPU while rows are short
 
@@ -29,14 +29,21 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dapo_jax import parallel
-from dapo_jax.model import attention, joined, paged_kernel, paged_queries, paged_triton, qwen2, rope
+from dapo_jax.model import (
+    attention,
+    joined,
+    paged_kernel,
+    paged_queries,
+    paged_triton,
+    paged_xla,
+    qwen2,
+    rope,
+)
 from dapo_jax.model.packed_triton import attend as attend_packed
 from dapo_jax.model.paged_kernel import quantize
 
-_MASKED = -1e30  # finite: a row without keys must not turn into NaN
 _WHOLE_ROWS = 192  # longest rows that are read whole on CPU: fixed lengths gain, long tails lose
 _LANES = 128  # the TPU kernel takes head dims that are multiples of this
-_BLOCK, _TOGETHER = 32, 8  # pages, and pages of each row, a step of the 'pages' reader
 
 # (keys, values) of L layers: [K, L, N, P, d] (transposed keys: d before P), without the axis of
 # layers where L is 1; and where they are quantized their scales, float32 [K, L, N, 2, P]
@@ -203,8 +210,8 @@ def decode_attend(g: Geometry, rows: CacheRows):
     def attend(angles):
         plan = plan_axes = []  # the same in every layer
         if g.reader == "pages":
-            plan_axes = _Plan(*[("batch",)] * 6)
-            make = functools.partial(_plan, page_tokens=g.page_tokens)
+            plan_axes = paged_xla.Plan(*[("batch",)] * 6)
+            make = functools.partial(paged_xla.plan_of, page_tokens=g.page_tokens)
             plan = parallel.per_shard(make, (axes,), plan_axes)(rows)
         elif g.reader == "kernel":
             plan_axes = paged_queries.PASS_AXES if g.gathers else paged_kernel.WORK_AXES
@@ -235,9 +242,13 @@ def _write_then_read(g: Geometry, layer, pages, heads, rows: CacheRows, plan):
     page_S = jnp.take_along_axis(rows.table_SxR, column_Sx1, axis=1)[:, 0]
     place = layer * g.pages + page_S, rows.position_S % g.page_tokens, rows.active_S
     pages = _store(g, pages, k.swapaxes(0, 1), v.swapaxes(0, 1), *place)
-    read = {"pages": _read_pages, "rows": _read_rows, "triton": _read_by_triton}[g.reader]
-    y = read(g, q[:, :, 0], pages, layer, rows, plan).astype(q.dtype)[:, :, None]
+    readers = dict(pages=paged_xla.read_pages, rows=paged_xla.read_rows, triton=_read_by_triton)
+    y = readers[g.reader](g, q[:, :, 0], pages, layer, rows, plan).astype(q.dtype)[:, :, None]
     return _stacked(pages, g), y
+
+
+def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
+    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows)
 
 
 def _write_and_read(g: Geometry, layer, pages, heads, rows: CacheRows, plan):
@@ -365,25 +376,13 @@ def _store(g: Geometry, pages, k_KxWxuxd, v_KxWxuxd, page_W, offset_W, keep_W) -
     if g.quantized:
         (k_KxWxuxd, k_scale), (v_KxWxuxd, v_scale) = quantize(k_KxWxuxd), quantize(v_KxWxuxd)
         scales = [by_token(*scales, jnp.stack([k_scale[..., 0], v_scale[..., 0]], 2))]
-    keys = (columns if g.transposed else tokens)(keys, _held(k_KxWxuxd, keys))
-    return keys, tokens(values, _held(v_KxWxuxd, values)), *scales
-
-
-def _held(x, pages):
-    """Numbers as the pool holds them, which is the dtype of `pages` (see `new_pool`)."""
-    if pages.dtype == jnp.uint16:
-        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
-    return x
-
-
-def _numbers(held):
-    """The numbers that a part of the pool holds."""
-    return jax.lax.bitcast_convert_type(held, jnp.bfloat16) if held.dtype == jnp.uint16 else held
+    keys = (columns if g.transposed else tokens)(keys, paged_xla.held(k_KxWxuxd, keys))
+    return keys, tokens(values, paged_xla.held(v_KxWxuxd, values)), *scales
 
 
 def _gather(pages_KxMxPxd, table_BxQ, transposed: bool = False):
     """The listed pages of each prompt as one stretch of tokens: [B, K, Q P, d]."""
-    found = _numbers(pages_KxMxPxd[:, table_BxQ])
+    found = paged_xla.numbers(pages_KxMxPxd[:, table_BxQ])
     found = found.swapaxes(-1, -2) if transposed else found
     K, B, Q, P, d = found.shape
     return found.transpose(1, 0, 2, 3, 4).reshape(B, K, Q * P, d)
@@ -394,104 +393,3 @@ def _gather_scales(pages: Pages, table_BxQ):
     found = pages[2][:, table_BxQ]
     K, B, Q, _, P = found.shape
     return found.transpose(3, 1, 0, 2, 4).reshape(2, B, K, Q * P, 1)
-
-
-# --- Readers of XLA: q_SxHxd over the pages of each row -> [S, H, d] ------------------------------
-
-
-def _read_rows(g, q_SxHxd, pages, layer, rows, plan):
-    S, H, d = q_SxHxd.shape
-    K, C = pages[0].shape[0], g.page_tokens
-    if g.gathers:
-        pages = (x[:, layer * g.pages + rows.table_SxR[:, 0]] for x in pages)
-    elif g.layers > 1 or g.pages > S:  # a call of few requests has fewer rows than the pool
-        pages = (jax.lax.dynamic_slice_in_dim(x, layer * g.pages, S, axis=1) for x in pages)
-    keys, values, *scales = pages
-    keys, values = (_numbers(x).astype(q_SxHxd.dtype) for x in (keys, values))
-    q = q_SxHxd.reshape(S, K, H // K, d).swapaxes(0, 1) * d**-0.5
-    scores = jnp.einsum("KSGd,KSdC->KSGC", q, keys, preferred_element_type=jnp.float32)
-    seen_SxC = jnp.arange(C) <= rows.position_S[:, None]
-    scores = jnp.where(seen_SxC[None, :, None], _scaled(scores, scales, 0), _MASKED)
-    weights = _scaled(jax.nn.softmax(scores, axis=-1), scales, 1)
-    y_KxSxGxd = jnp.einsum("KSGC,KSCd->KSGd", weights.astype(values.dtype), values)
-    return y_KxSxGxd.swapaxes(0, 1).reshape(S, H, d)
-
-
-def _scaled(x_KxMxGxP, scales: list[jax.Array], which: int):
-    """Scores (0) or weights (1) of M pages, by the scales [K, M, 2, P] of their keys or values."""
-    return x_KxMxGxP * scales[0][:, :, which, None] if scales else x_KxMxGxP
-
-
-class _Plan(NamedTuple):
-    """All live pages of a shard's rows, one behind the other, padded to whole blocks."""
-
-    row_M: jax.Array  # int32, whose
-    page_M: jax.Array  # int32, number in layer 0
-    first_M: jax.Array  # int32, position of the page's first token
-    live_M: jax.Array  # bool
-    start_S: jax.Array  # int32, a row's first index of M
-    count_S: jax.Array  # int32, its pages
-
-
-def _plan(rows: CacheRows, page_tokens: int) -> _Plan:
-    S, R = rows.table_SxR.shape
-    M = -(-S * R // _BLOCK) * _BLOCK
-    count_S = jnp.where(rows.active_S, rows.position_S // page_tokens + 1, 0)
-    end_S = jnp.cumsum(count_S)
-    start_S = end_S - count_S
-    index_M = jnp.arange(M)
-    row_M = jnp.searchsorted(end_S, index_M, side="right", method="compare_all")
-    row_M = jnp.minimum(row_M, S - 1)
-    column_M = jnp.clip(index_M - start_S[row_M], 0, R - 1)
-    page_M = rows.table_SxR[row_M, column_M]
-    of_pages = row_M, page_M, column_M * page_tokens, index_M < end_S[-1]
-    return _Plan(*of_pages, start_S, count_S)
-
-
-def _read_by_triton(g, q_SxHxd, pages, layer, rows, plan):
-    return paged_triton.attend(q_SxHxd, pages, layer * g.pages, rows)
-
-
-def _read_pages(g, q_SxHxd, pages, layer, rows, plan):
-    """Each page by itself, then the pages of a row in their own order: who stands beside a row
-    changes no bit of it."""
-    S, H, d = q_SxHxd.shape
-    K, M = pages[0].shape[0], len(plan.row_M)
-    G, P = H // K, g.page_tokens
-    q_KxSxGxd = q_SxHxd.reshape(S, K, G, d).swapaxes(0, 1) * d**-0.5
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-
-    def read(i, carry):
-        part = (jax.lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK) for x in plan[:4])
-        row_M, page_M, first_M, live_M = part
-        keys, values, *scales = (_numbers(x[:, layer * g.pages + page_M]) for x in pages)
-        keys, values = keys.astype(q_SxHxd.dtype), values.astype(q_SxHxd.dtype)
-        scores = _scaled(product("KMGd,KMdP->KMGP", q_KxSxGxd[:, row_M], keys), scales, 0)
-        token_MxP = first_M[:, None] + jnp.arange(P)
-        seen_MxP = live_M[:, None] & (token_MxP <= rows.position_S[row_M][:, None])
-        scores = jnp.where(seen_MxP[None, :, None], scores, _MASKED)
-        top_KxMxG = scores.max(-1)
-        weights = jnp.exp(scores - top_KxMxG[..., None])
-        scaled = _scaled(weights, scales, 1).astype(q_SxHxd.dtype)
-        y = product("KMGP,KMPd->KMGd", scaled, values)
-        new = top_KxMxG, jnp.concatenate([y, weights.sum(-1, keepdims=True)], -1)
-        put = lambda array, x: jax.lax.dynamic_update_slice_in_dim(array, x, i * _BLOCK, 1)
-        return tuple(map(put, carry, new))
-
-    def add(i, carry):
-        top_KxSxG, y_KxSxGxn = carry
-        column_Q = i * _TOGETHER + jnp.arange(_TOGETHER)
-        at_SxQ = jnp.minimum(plan.start_S[:, None] + column_Q, M - 1)
-        live_SxQx1 = (column_Q < plan.count_S[:, None])[..., None]
-        tops = jnp.where(live_SxQx1, found[0][:, at_SxQ], _MASKED)
-        new_top = jnp.maximum(top_KxSxG, tops.max(2))
-        share = jnp.where(live_SxQx1, jnp.exp(tops - new_top[:, :, None]), 0.0)[..., None]
-        fade = jnp.exp(top_KxSxG - new_top)[..., None]
-        return new_top, y_KxSxGxn * fade + (share * found[1][:, at_SxQ]).sum(2)
-
-    # Largest scores, and values with the sum of weights behind them: of pages, then of rows.
-    start = lambda n: (jnp.full((K, n, G), _MASKED), jnp.zeros((K, n, G, d + 1)))
-    found = jax.lax.fori_loop(0, -(-plan.live_M.sum() // _BLOCK), read, start(M))
-    _, y = jax.lax.fori_loop(0, -(-plan.count_S.max() // _TOGETHER), add, start(S))
-    y = y[..., :d] / jnp.maximum(y[..., d:], 1e-30)
-    return y.swapaxes(0, 1).reshape(S, H, d)
