@@ -200,9 +200,11 @@ def test_updates_that_are_not_finite_stop_the_run_with_a_checkpoint(tmp_path, ca
 def test_a_run_that_learns_nothing_stops_with_a_checkpoint(fields, steps, why, tmp_path, capsys):
     c = small(9)
     c.update({"dynamic_sampling.max_rounds": 2} | fields)
-    train.train(c, tmp_path, score=lambda problem, response: False)
+    never = train.Hooks(profile=9)
+    train.train(c, tmp_path, score=lambda problem, response: False, hooks=never)
     said = capsys.readouterr().out
     assert f"stopped after step {steps}, saved: {why}" in said
+    assert f"--profile=9: no trace, the run ends at step {steps}" in said
     assert "0 of 4 groups have right and wrong responses after 2 rounds (100% of the" in said
     last = metrics.read(tmp_path / "metrics.jsonl")[-1]
     assert last["step"] == steps and last["optim/updates"] == 0

@@ -44,6 +44,13 @@ class Profiler:
         self.stop()
         self._done = state.counters.step
 
+    def close(self) -> None:
+        """The run ends."""
+        self.stop()
+        if self._step > self._done:
+            ends = f"no trace, the run ends at step {self._done}"
+            self._say(f"warning: --profile={self._step}: {ends}")
+
     def stop(self) -> None:
         """End the running trace, if any, and write it."""
         with self._lock:
