@@ -100,13 +100,10 @@ scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
 # What a `describe` of gcloud prints; nothing where there is no such thing. Where gcloud cannot say,
 # for want of a network or a right, its words go to stderr and this prints UNKNOWN.
 described() {
-    local said
-    if said="$(gcloud "$@" "${scope[@]}" 2>&1)"; then
-        printf '%s\n' "${said##*$'\n'}"
-    elif [[ "$said" != *NOT_FOUND* && "$said" != *"not found"* ]]; then
-        dapo_say "${said##*$'\n'}"
+    gcloud "$@" "${scope[@]}" 2>"$scratch/said" || grep -qE "NOT_FOUND|not found" "$scratch/said" || {
+        dapo_say "$(tail -n 1 "$scratch/said")"
         echo UNKNOWN
-    fi
+    }
 }
 # State of the request for the slice and of the slice itself: of several, the first that is not ready.
 request_state() {
@@ -203,13 +200,14 @@ ${reason:-it does not say why}"
 install() {
     local archive="$scratch/dapo_jax.tar.gz" node
     dapo_call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
-        --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
+        --exclude=./.xla_gpu --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
     for node in "${nodes[@]}"; do
         dapo_call gcloud "${tpu_vm[@]}" scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
             ${by[@]+"${by[@]}"} --worker=all || return
     done
+    # In parentheses: an `||` of --prepare is not for an install that has failed.
     on_hosts all "mkdir -p dapo_jax && tar -xzf dapo_jax.tar.gz -C dapo_jax && \
-bash dapo_jax/launch/worker.sh install tpu${prepare:+ && $prepare}"
+bash dapo_jax/launch/worker.sh install tpu${prepare:+ && (set -e; $prepare)}"
 }
 
 running() {  # whether the slice is at work already: then there is nothing to copy or start
