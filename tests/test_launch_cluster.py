@@ -247,8 +247,10 @@ def test_local_starts_and_ends_all(tmp_path):
 def test_ctrl_c_waits_until_all_have_saved(tmp_path):
     """In a terminal it goes to the script's own `sleep`, too."""
     checkout, tools = scripts.make_checkout(tmp_path), scripts.make_tools(tmp_path)
-    code = "import signal, time; signal.signal(15, lambda *_: (time.sleep(1), exit(print('saved'))))"
-    executable(tmp_path / "dapo_jax/train.py", code + "; print('up', flush=True); time.sleep(60)")
+    code = (
+        "import signal, time; signal.signal(15, lambda *_: exit(time.sleep(1) or print('done')));"
+    )
+    executable(tmp_path / "dapo_jax/train.py", f"{code} print('up', flush=True); time.sleep(60)")
     (tmp_path / "dapo_jax/__init__.py").write_text("")
     command = [checkout / "launch/local.sh", "--processes=1", "--", f"--workdir={tmp_path}/w"]
     how = dict(env=os.environ | {"PATH": on_path(tools)}, cwd=tmp_path, text=True)
@@ -256,7 +258,7 @@ def test_ctrl_c_waits_until_all_have_saved(tmp_path):
     with subprocess.Popen(["bash", *command], **how) as script:
         assert script.stdout.readline() == "up\n"
         os.killpg(script.pid, signal.SIGINT)
-        assert script.wait(20) == 0 and script.stdout.read() == "saved\n"
+        assert script.wait(20) == 0 and script.stdout.read() == "done\n"
 
 
 def test_a_run_that_fails_on_slurm_does_not_go_into_the_queue_again(tmp_path):
