@@ -210,7 +210,8 @@ install() {
 bash dapo_jax/launch/worker.sh install tpu${prepare:+ && (set -e; $prepare)}"
 }
 
-running() {  # whether the slice is at work already: then there is nothing to copy or start
+# Whether the slice is at work already: then there is nothing to copy or start. 255: ssh cannot say.
+running() {
     [[ -z "$dry_run" ]] && on_hosts 0 "bash dapo_jax/launch/worker.sh alive" 2>/dev/null
 }
 
@@ -225,8 +226,8 @@ run() {
         code=1
         ensure_slice
         running || {
-            : >"$shown"
-            install && on_hosts all "${place}bash dapo_jax/launch/worker.sh start$arguments"
+            [[ $? != 255 ]] && : >"$shown" && install \
+                && on_hosts all "${place}bash dapo_jax/launch/worker.sh start$arguments"
         } && {
             code=0 began=$SECONDS
             # From the line on to which it was shown already, before the connection broke.

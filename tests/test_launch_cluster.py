@@ -119,6 +119,7 @@ def test_a_network_that_is_away_from_the_first_gives_up_and_deletes_nothing(clou
 
 
 def test_a_broken_connection_shows_no_line_twice(cloud):
+    """Nor is the training started anew where the next look at it breaks off, too."""
     cloud.has_slice()
     (cloud.folder / "breaks").touch()
     # Alive where it is asked, so that the same training is followed again.
