@@ -211,8 +211,12 @@ bash dapo_jax/launch/worker.sh install tpu${prepare:+ && (set -e; $prepare)}"
 }
 
 # Whether the slice is at work already: then there is nothing to copy or start. 255: ssh cannot say.
-running() {
-    [[ -z "$dry_run" ]] && on_hosts 0 "bash dapo_jax/launch/worker.sh alive" 2>/dev/null
+running() {  # running ARGUMENTS
+    local status=0
+    [[ -z "$dry_run" ]] || return 1
+    on_hosts 0 "bash dapo_jax/launch/worker.sh alive$1" 2>/dev/null || status=$?
+    [[ $status != 3 ]] || dapo_fail "slice $name is at work with other flags: stop it, or give those" 2
+    return "$status"
 }
 
 run() {
@@ -225,7 +229,7 @@ run() {
     while true; do
         code=1
         ensure_slice
-        running || {
+        running "$arguments" || {
             [[ $? != 255 ]] && : >"$shown" && install \
                 && on_hosts all "${place}bash dapo_jax/launch/worker.sh start$arguments"
         } && {

@@ -94,6 +94,18 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
         assert not (home / ".git").exists()
 
 
+def test_a_slice_at_work_with_other_flags_is_left_alone(cloud):
+    """Its log would be taken for that of this run."""
+    cloud.has_slice()
+    shutil.copytree(LAUNCH, cloud.folder / "host0/dapo_jax/launch")
+    for name, text in (("pid", os.getpid()), ("flags", "--config.optim.lr=1e-3 ")):
+        (cloud.folder / f"host0/dapo_jax/run.{name}").write_text(f"{text}\n")
+    done = cloud.run()
+    said = "error: slice n is at work with other flags: stop it, or give those"
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == said
+    assert cloud.kinds() == ["ssh"]
+
+
 def test_a_request_that_fails_ends_with_cloud_s_reason(cloud):
     """Once it is ours: one from before is made anew."""
     (cloud.folder / "refuse").touch()
