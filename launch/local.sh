@@ -60,6 +60,7 @@ environment=(JAX_PLATFORMS=cpu "NPROC=${NPROC:-$threads}" "XLA_FLAGS=${XLA_FLAGS
     "TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}")
 ((!gpus)) || dapo_gpu_environment
 
+[[ -n "$dry_run" ]] || mkdir -p -- "$(dirname -- "$logs")"
 children=()
 for ((i = 0; i < processes; i++)); do
     own=()
@@ -74,7 +75,6 @@ for ((i = 0; i < processes; i++)); do
         "${command[@]}" &
         children+=($!)
     else
-        mkdir -p -- "$(dirname -- "$logs")"
         "${command[@]}" >"$logs.process_$i.log" 2>&1 &
         children+=($!)
     fi

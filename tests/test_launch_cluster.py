@@ -255,6 +255,9 @@ def test_local_starts_and_ends_all(tmp_path):
         done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, **where)
         assert (done.returncode, done.stdout) == (3, "process 0\n")
         assert Path(f"{logs}.process_1.log").read_text() == "process 1\n"
+    flags = ("--", "--workdir=/dev/null/x/w")
+    done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, **where)
+    assert (done.returncode, done.stdout) == (1, "")  # of none that would wait for the others
 
 
 def test_ctrl_c_waits_until_all_have_saved(tmp_path):
