@@ -234,6 +234,6 @@ def run(args) -> list[harness.Table]:
 
 
 def apart(part, size: str, repeats: int) -> dict:
-    """Where jax finds no GPU it refuses, and does not go on with the CPU."""
+    """jax refuses where it cannot use the GPU, and does not go on with the CPU."""
     how = dict(JAX_PLATFORMS="cuda,cpu", XLA_PYTHON_CLIENT_MEM_FRACTION="0.95")
     return harness.apart(part, size, repeats, **how)
