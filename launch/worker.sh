@@ -6,8 +6,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat <<'TEXT'
-usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive [ARGUMENT ...] |
-       follow [LINES] | stop
+usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive [ARGUMENT ...] | follow [LINES] | stop
 
   install   install uv (if need be) and dapo_jax with this extra (default: tpu) for this Python
             (default: DAPO_TPU_PYTHON of common.sh)
