@@ -35,7 +35,7 @@ training=("--workdir=$workdir" ${training[@]+"${training[@]}"})
 
 if ((gpus)); then
     processes=$gpus
-    IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+    IFS=", " read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
     ((${#visible[@]} == 0 || ${#visible[@]} >= gpus)) || dapo_fail \
         "--gpus=$gpus: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES names ${#visible[@]}" 2
     [[ -n "$dry_run" ]] || dapo_gpus "$gpus"

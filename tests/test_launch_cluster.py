@@ -309,7 +309,7 @@ def test_local_starts_a_process_for_each_gpu(tmp_path):
     done = started(2)
     assert (done.returncode, done.stdout) == (0, "0 cuda,cpu\n"), done.stderr
     assert (tmp_path / "w.process_1.log").read_text() == "1 cuda,cpu\n"
-    assert started(2, "6,3,1").stdout == "6 cuda,cpu\n"
+    assert started(2, "6, 3,1").stdout == "6 cuda,cpu\n"
     assert (tmp_path / "w.process_1.log").read_text() == "3 cuda,cpu\n"
     assert started(2, "6").stderr == "error: --gpus=2: CUDA_VISIBLE_DEVICES=6 names 1\n"
     assert started(3).stderr == "error: --gpus=3: nvidia-smi lists 2 on this machine\n"
