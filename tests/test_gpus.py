@@ -196,8 +196,9 @@ def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
     asked.clear()
     gpu.measure(harness.parse("gpu", gpu, ["--all", "--sizes", "0.5B", f"--out={out}"]))
     assert asked == [("sample_ours", "0.5B"), ("update", "0.5B")]
-    late = ["--only", "decode", "--minutes=-1", f"--out={out}"]
-    (table,) = gpu.measure(harness.parse("gpu", gpu, late))
+    late = ["--only", "roofline", "decode", "--minutes=-1", f"--out={out}"]
+    roofline, table = gpu.measure(harness.parse("gpu", gpu, late))
+    assert roofline.name == "gpu_roofline"
     assert len(table.notes) == 4 and "decode, 7B: not begun, -1 minutes are over." in table.notes
 
 
