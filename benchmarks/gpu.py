@@ -197,10 +197,11 @@ def update_theirs(size: str, repeats: int) -> dict:
 
 
 def measure(args) -> list[harness.Table]:
-    if [*args.only] == ["roofline"]:
-        return [gpu_roofline.table()]
     if not (args.all or any(args.only)):
         sys.exit("error: python -m benchmarks gpu: give --all, or parts by --only")
+    by_arithmetic = [gpu_roofline.table()] if "roofline" in args.only else []
+    if {*args.only} == {"roofline"}:
+        return by_arithmetic
     from benchmarks import gpu_parts  # which imports this
 
-    return gpu_parts.run(args)
+    return by_arithmetic + gpu_parts.run(args)

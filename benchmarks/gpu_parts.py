@@ -8,8 +8,9 @@
     kernels   tests/test_gpu.py: kernels against plain readers
     peers     transformers, and vLLM where it is installed, as far as they are in this environment
 
-Each part and size has a process of its own. What is found stands in `--out` after each of them,
-with the driver and the clocks around it; nothing is begun after `--minutes`. 'tiny' runs on CPU.
+Each part and size has a process of its own, and so has each way to update. What is found stands in
+`--out` after each part and size, with the driver and the clocks around it; nothing is begun after
+`--minutes`. 'tiny' runs on CPU.
 """
 
 import datetime
@@ -26,7 +27,6 @@ import time
 import zlib
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks import gpu, harness, sides
@@ -70,15 +70,20 @@ UPDATES = {
 }  # fmt: skip
 
 
+def tried(measure, *given) -> dict:
+    """What `measure` finds, or why it broke: the others are measured all the same."""
+    try:
+        return measure(*given)
+    except Exception as error:
+        return {"broke": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+
+
 def update(size: str, repeats: int) -> dict:
     rank = 32 if size == "7B" else 0  # all of its weights and moments would take 91 GB
     out = {}
-    for remat, rows in UPDATES[size]:
-        try:
-            found = gpu.update_ours(size, repeats, remat=remat, micro_rows=rows, rank=rank)
-        except jax.errors.JaxRuntimeError as error:  # no memory: the others have it
-            found = {"broke": str(error).splitlines()[0][:200]}
-        out |= {f"{remat}, passes of {rows} rows: {k}": x for k, x in found.items()}
+    for how in UPDATES[size]:
+        found = tried(harness.apart, gpu.update_ours, size, repeats, *how, rank)
+        out |= {"{}, passes of {} rows: ".format(*how) + name: x for name, x in found.items()}
     return out
 
 
@@ -105,6 +110,7 @@ def step(size: str, repeats: int) -> dict:
     c.optim.minibatches, c.optim.row_tokens, c.optim.micro_batch_rows = 2, s.row, 4
     c.supervised_warmup.skill_steps = c.supervised_warmup.habit_steps = 0
     c.steps, c.eval.every, c.checkpoint.every, c.log.tensorboard = 2 + repeats, 0, 0, False
+    c.eval.max_problems, c.eval.k, c.eval.top_p = 1, 1, 1.0  # evaluations that there always are
     with tempfile.TemporaryDirectory() as folder:
         train.train(c, folder, score=judged)
         last = metrics.read(pathlib.Path(folder, "metrics.jsonl"))[-1]
@@ -144,6 +150,8 @@ def kernels(size: str, repeats: int) -> dict:
     counts = {
         what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)
     }
+    if not counts:
+        raise RuntimeError((done.stderr or done.stdout).strip().splitlines()[-1])
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
     return counts | ({"failed tests": failed} if failed else {}) | {"status": done.returncode}
 
@@ -173,10 +181,11 @@ def peers(size: str, repeats: int) -> dict:
     out: dict[str, Any] = {}
     if there("torch", "transformers") and size not in ("tiny", "7B"):
         for what, part in (("sampling", gpu.sample_theirs), ("update", gpu.update_theirs)):
-            found = harness.apart(part, size, repeats)
+            found = tried(harness.apart, part, size, repeats)
             out |= {f"transformers {what}: {name}": x for name, x in found.items()}
     if there("vllm") and size != "tiny":
-        out |= {f"vLLM: {k}": x for k, x in harness.apart(vllm_sampling, size, repeats).items()}
+        found = tried(harness.apart, vllm_sampling, size, repeats)
+        out |= {f"vLLM: {name}": x for name, x in found.items()}
     return out or {"skipped": "neither transformers with torch nor vLLM, or a size without peers"}
 
 
@@ -194,6 +203,8 @@ def run(args) -> list[harness.Table]:
         sys.exit(
             "error: python -m benchmarks gpu --all: no NVIDIA GPU here (nvidia-smi lists none)"
         )
+    path = pathlib.Path(args.out)
+    path.parent.mkdir(parents=True, exist_ok=True)
     there = {d.metadata["Name"] for d in importlib.metadata.distributions()}
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in there}
     out = {"date": str(datetime.date.today()), "commit": harness.commit(), "card": about}
@@ -208,17 +219,14 @@ def run(args) -> list[harness.Table]:
                 table.note(f"{part}, {size}: not begun, {args.minutes} minutes are over.")
                 continue
             before, started = card(), time.monotonic()
-            try:  # of one part that breaks the others are measured all the same
-                alone = (lambda f, *a: f(*a)) if part in ("kernels", "peers") or tiny else apart
-                found = alone(PARTS[part], size, args.repeats)
-            except Exception as error:
-                found = {"broke": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+            alone = () if part in ("kernels", "peers") or tiny else (apart,)
+            found = tried(*alone, PARTS[part], size, args.repeats)
             clocks = {n: [x.get(n) for x in (before, card())] for n in ("clocks.sm", "clocks.mem")}
             took = {"seconds": round(time.monotonic() - started, 1)} | (clocks if about else {})
             out["parts"].setdefault(part, {})[size] = found | took
             for what, value in found.items():
                 table.row(part, size, what, f"{value:,.4g}" if isinstance(value, float) else value)
-            pathlib.Path(args.out).write_text(json.dumps(out, indent=1, default=str) + "\n")
+            path.write_text(json.dumps(out, indent=1, default=str) + "\n")
     table.note(
         f"{about.get('name', 'no GPU')}, driver {about.get('driver_version', '-')}; {args.out}."
     )
@@ -226,4 +234,6 @@ def run(args) -> list[harness.Table]:
 
 
 def apart(part, size: str, repeats: int) -> dict:
-    return harness.apart(part, size, repeats, XLA_PYTHON_CLIENT_MEM_FRACTION="0.95")
+    """jax refuses where it cannot use the GPU, and does not go on with the CPU."""
+    how = dict(JAX_PLATFORMS="cuda,cpu", XLA_PYTHON_CLIENT_MEM_FRACTION="0.95")
+    return harness.apart(part, size, repeats, **how)

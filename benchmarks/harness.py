@@ -195,8 +195,11 @@ def kept(path: pathlib.Path) -> dict[str, list[dict]]:
 
 def commit() -> str:
     """The checkout's, '' where git knows none."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip()
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:  # an image has none
+        return ""
 
 
 def machine() -> str:

@@ -12,11 +12,11 @@ usage: launch/local.sh [--gpus=G | --processes=N --devices=D] [FLAG ...] [-- TRA
       --config.mesh.tensor=2
   launch/local.sh --gpus=8 -- --config=configs/gpus.py:8 --workdir=runs/gsm8k
 
-With --gpus starts G processes, each with one of the first G NVIDIA GPUs; else N (default: 2) with D
-simulated CPU devices each (default: 1), which meet over loopback. Process 0 writes here, the others
-to WORKDIR.process_N.log (of a bucket: runs/NAME.process_N.log). Where one fails the others are
-ended; Ctrl-C or SIGTERM asks all of them to save and leave. Exits with process 0's status, or with
-that of the first that failed.
+With --gpus starts G processes, each with an NVIDIA GPU, the first G or those of CUDA_VISIBLE_DEVICES;
+else N (default: 2) with D simulated CPU devices each (default: 1), which meet over loopback. Process
+0 writes here, the others to WORKDIR.process_N.log (of a bucket: runs/NAME.process_N.log). Where one
+fails the others are ended; Ctrl-C or SIGTERM asks all of them to save and leave. Exits with process
+0's status, or with that of the first that failed.
 
   --extra=EXTRA         with --gpus, what to install: cuda (default: CUDA 12) or cuda13 (driver 580)
   --python=X.Y          use this Python, in .venv-X.Y
@@ -35,6 +35,9 @@ training=("--workdir=$workdir" ${training[@]+"${training[@]}"})
 
 if ((gpus)); then
     processes=$gpus
+    IFS=", " read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+    ((${#visible[@]} == 0 || ${#visible[@]} >= gpus)) || dapo_fail \
+        "--gpus=$gpus: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES names ${#visible[@]}" 2
     [[ -n "$dry_run" ]] || dapo_gpus "$gpus"
 else
     extra=""
@@ -57,10 +60,11 @@ environment=(JAX_PLATFORMS=cpu "NPROC=${NPROC:-$threads}" "XLA_FLAGS=${XLA_FLAGS
     "TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}")
 ((!gpus)) || dapo_gpu_environment
 
+[[ -n "$dry_run" ]] || mkdir -p -- "$(dirname -- "$logs")"
 children=()
 for ((i = 0; i < processes; i++)); do
     own=()
-    ((!gpus)) || own=("CUDA_VISIBLE_DEVICES=$i")
+    ((!gpus)) || own=("CUDA_VISIBLE_DEVICES=${visible[i]:-$i}")
     command=(env ${own[@]+"${own[@]}"} "${environment[@]}" "$(dapo_venv "$python")/bin/python" -m dapo_jax.train
         "${training[@]}" "--coordinator=127.0.0.1:$port" "--num_processes=$processes"
         "--process_id=$i")
@@ -71,7 +75,6 @@ for ((i = 0; i < processes; i++)); do
         "${command[@]}" &
         children+=($!)
     else
-        mkdir -p -- "$(dirname -- "$logs")"
         "${command[@]}" >"$logs.process_$i.log" 2>&1 &
         children+=($!)
     fi
@@ -96,6 +99,6 @@ while ((${#left[@]})); do
         fi
     done
     left=(${running[@]+"${running[@]}"})
-    sleep 0.2
+    sleep 0.2 || true  # Ctrl-C ends it, too
 done
 exit "$status"

@@ -55,10 +55,11 @@ if ((gpus)) && [[ -n "$extra" ]]; then
     dapo_gpu_environment
     printf -v settings 'export %s\n' "$(printf '%q ' "${environment[@]}")"
 fi
-# The signal goes to the step, not to this script: srun hands it on to the processes.
+# The signal goes to the step, not to this script: srun hands it on to the processes. Where one fails
+# the others follow with its status; told to leave by Slurm they would say 75, and srun says the highest.
 read -r -d '' job <<TEXT || true
 #!/usr/bin/env bash
-${settings}srun --kill-on-bad-exit=1${cores:+ $cores}$command
+${settings}srun --kill-on-bad-exit=0${cores:+ $cores}$command
 status=\$?
 # Told to leave, and not done: into the queue again.
 [[ \$status != 75 ]] || scontrol requeue "\$SLURM_JOB_ID"

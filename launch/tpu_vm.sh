@@ -100,13 +100,10 @@ scope=(${zone:+"--zone=$zone"} ${project:+"--project=$project"} --quiet)
 # What a `describe` of gcloud prints; nothing where there is no such thing. Where gcloud cannot say,
 # for want of a network or a right, its words go to stderr and this prints UNKNOWN.
 described() {
-    local said
-    if said="$(gcloud "$@" "${scope[@]}" 2>&1)"; then
-        printf '%s\n' "${said##*$'\n'}"
-    elif [[ "$said" != *NOT_FOUND* && "$said" != *"not found"* ]]; then
-        dapo_say "${said##*$'\n'}"
+    gcloud "$@" "${scope[@]}" 2>"$scratch/said" || grep -qE "NOT_FOUND|not found" "$scratch/said" || {
+        dapo_say "$(tail -n 1 "$scratch/said")"
         echo UNKNOWN
-    fi
+    }
 }
 # State of the request for the slice and of the slice itself: of several, the first that is not ready.
 request_state() {
@@ -203,17 +200,23 @@ ${reason:-it does not say why}"
 install() {
     local archive="$scratch/dapo_jax.tar.gz" node
     dapo_call tar -czf "$archive" -C "$DAPO_ROOT" --exclude=./.git '--exclude=./.venv*' \
-        --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
+        --exclude=./.xla_gpu --exclude=./runs --exclude=__pycache__ '--exclude=./run.*' .
     for node in "${nodes[@]}"; do
         dapo_call gcloud "${tpu_vm[@]}" scp "$archive" "$node:dapo_jax.tar.gz" "${scope[@]}" \
             ${by[@]+"${by[@]}"} --worker=all || return
     done
+    # In parentheses: an `||` of --prepare is not for an install that has failed.
     on_hosts all "mkdir -p dapo_jax && tar -xzf dapo_jax.tar.gz -C dapo_jax && \
-bash dapo_jax/launch/worker.sh install tpu${prepare:+ && $prepare}"
+bash dapo_jax/launch/worker.sh install tpu${prepare:+ && (set -e; $prepare)}"
 }
 
-running() {  # whether the slice is at work already: then there is nothing to copy or start
-    [[ -z "$dry_run" ]] && on_hosts 0 "bash dapo_jax/launch/worker.sh alive" 2>/dev/null
+# Whether the slice is at work already: then there is nothing to copy or start. 255: ssh cannot say.
+running() {  # running ARGUMENTS
+    local status=0
+    [[ -z "$dry_run" ]] || return 1
+    on_hosts 0 "bash dapo_jax/launch/worker.sh alive$1" 2>/dev/null || status=$?
+    [[ $status != 3 ]] || dapo_fail "slice $name is at work with other flags: stop it, or give those" 2
+    return "$status"
 }
 
 run() {
@@ -226,9 +229,9 @@ run() {
     while true; do
         code=1
         ensure_slice
-        running || {
-            : >"$shown"
-            install && on_hosts all "${place}bash dapo_jax/launch/worker.sh start$arguments"
+        running "$arguments" || {
+            [[ $? != 255 ]] && : >"$shown" && install \
+                && on_hosts all "${place}bash dapo_jax/launch/worker.sh start$arguments"
         } && {
             code=0 began=$SECONDS
             # From the line on to which it was shown already, before the connection broke.

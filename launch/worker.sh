@@ -6,12 +6,12 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
     cat <<'TEXT'
-usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive | follow [LINES] | stop
+usage: launch/worker.sh install [EXTRA [PYTHON]] | start ARGUMENT ... | alive [ARGUMENT ...] | follow [LINES] | stop
 
   install   install uv (if need be) and dapo_jax with this extra (default: tpu) for this Python
             (default: DAPO_TPU_PYTHON of common.sh)
   start     run `python -m dapo_jax.train ARGUMENT ...` in the background, in place of an older one
-  alive     exit with 0 where it runs
+  alive     exit with 0 where it runs, with 3 where it was started with other arguments
   follow    print its log, without its first LINES, until it ends, then exit with its status, or
             with 75 where the machine told it to stop (a preemption) and the same command would go on
   stop      ask it to save and leave (SIGTERM)
@@ -20,6 +20,7 @@ TEXT
 
 log="$DAPO_ROOT/run.log" pid="$DAPO_ROOT/run.pid" status="$DAPO_ROOT/run.status"
 asked="$DAPO_ROOT/run.asked"  # is there where `stop` was called
+flags="$DAPO_ROOT/run.flags"  # what it was started with
 alive() { [[ -f "$pid" ]] && kill -0 "$(<"$pid")" 2>/dev/null; }
 
 case "${1:-}" in
@@ -42,11 +43,15 @@ case "${1:-}" in
         export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
         cd -- "$DAPO_ROOT"
         : >"$log"
+        printf '%q ' "$@" >"$flags"
         DAPO_STATUS_FILE="$status" DAPO_LOG="$log" setsid nohup \
             "$python" -um dapo_jax.hosts.until_done "$@" >/dev/null 2>&1 </dev/null &
         echo $! >"$pid"
         ;;
-    alive) alive ;;
+    alive)
+        shift
+        alive
+        [[ $# == 0 || ! -f "$flags" || "$(printf '%q ' "$@")" == "$(<"$flags")" ]] || exit 3 ;;
     follow)
         [[ -f "$pid" ]] || dapo_fail "nothing was started here"
         dapo_want number:0:1000000000 follow "${2:-0}"

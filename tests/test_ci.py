@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from scripts import ROOT
+from scripts import ROOT, bash
 
 # As pytest writes them: a test that another stage ran, one that none did, a file that was skipped.
 FAST = """<suite><testcase name="ran"><skipped message="needs torch"/></testcase>
@@ -23,6 +23,15 @@ def test_a_skip_that_nothing_explains_is_an_error(tmp_path):
     assert done.returncode == 1 and "NOT EXPLAINED: no moon tonight: 1 skipped" in done.stdout
     assert done.stdout.startswith("needs libtpu: 1 skipped\n    never\nNOT EXPLAINED")
     assert told("--explained=libtpu", "--explained=moon").returncode == 0
+
+
+def test_what_differs_is_judged_by_its_own_slow_tests():
+    """A file that no list names by all of them; where nothing differs there is nothing to judge."""
+    judges = re.search(r"^judges=\(.*?^}$", (ROOT / ".ci/run").read_text(), re.S | re.M)[0]
+    ask = f'{judges}\nfor file in "$@"; do echo "$(slow_tests_of "$file")."; done'
+    files = ("", "tests/test_ci.py", "dapo_jax/convert.py", "odd")
+    said = bash("-euc", ask, "-", *files).stdout.splitlines()
+    assert said == [".", "test_ci.py.", " test_pages test_lora test_export.", "all."]
 
 
 def test_lists_of_test_files_name_files():

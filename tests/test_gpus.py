@@ -161,6 +161,7 @@ def test_the_command(shell, tmp_path):
 
 def test_without_a_gpu_that_is_said_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert harness.commit() == ""  # nor is git there
     args = harness.parse("gpu", gpu, ["--all"])
     with pytest.raises(SystemExit, match="no NVIDIA GPU here .nvidia-smi lists none.$"):
         gpu.measure(args)
@@ -184,7 +185,7 @@ def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
 
     monkeypatch.setattr(gpu_parts, "apart", done)
     monkeypatch.setattr(gpu_parts, "PARTS", {"decode": gpu.sample_ours, "update": gpu_parts.update})
-    out = tmp_path / "gpu.json"
+    out = tmp_path / "new" / "gpu.json"
     (table,) = gpu.measure(harness.parse("gpu", gpu, ["--all", f"--out={out}"]))
     assert asked == [(f, s) for f in ("sample_ours", "update") for s in ("0.5B", "1.5B", "7B")]
     found = json.loads(out.read_text())
@@ -195,9 +196,20 @@ def test_what_one_gpu_is_asked_for(monkeypatch, tmp_path):
     asked.clear()
     gpu.measure(harness.parse("gpu", gpu, ["--all", "--sizes", "0.5B", f"--out={out}"]))
     assert asked == [("sample_ours", "0.5B"), ("update", "0.5B")]
-    late = ["--only", "decode", "--minutes=-1", f"--out={out}"]
-    (table,) = gpu.measure(harness.parse("gpu", gpu, late))
+    late = ["--only", "roofline", "decode", "--minutes=-1", f"--out={out}"]
+    roofline, table = gpu.measure(harness.parse("gpu", gpu, late))
+    assert roofline.name == "gpu_roofline"
     assert len(table.notes) == 4 and "decode, 7B: not begun, -1 minutes are over." in table.notes
+
+
+def test_a_part_that_cannot_be_measured_says_why(monkeypatch, tmp_path):
+    """jax without its plugin would measure the CPU, for hours; tests that are not run are none."""
+    monkeypatch.setattr(harness, "apart", lambda *given, **how: how["JAX_PLATFORMS"])
+    assert gpu_parts.apart(gpu.sample_ours, "0.5B", 1) == "cuda,cpu"
+    executable(tmp_path / "python", "#!/bin/sh\necho python: No module named pytest >&2; exit 1\n")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    found = gpu_parts.tried(gpu_parts.kernels, "0.5B", 1)
+    assert found == {"broke": "RuntimeError: python: No module named pytest"}
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 it is told to run on its "hosts", which are folders; a fake kubectl; local processes. The fakes are
 in tests/data/fakes."""
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +94,18 @@ def test_a_slice_that_is_there_is_used_and_not_deleted(cloud):
         assert not (home / ".git").exists()
 
 
+def test_a_slice_at_work_with_other_flags_is_left_alone(cloud):
+    """Its log would be taken for that of this run."""
+    cloud.has_slice()
+    shutil.copytree(LAUNCH, cloud.folder / "host0/dapo_jax/launch")
+    for name, text in (("pid", os.getpid()), ("flags", "--config.optim.lr=1e-3 ")):
+        (cloud.folder / f"host0/dapo_jax/run.{name}").write_text(f"{text}\n")
+    done = cloud.run()
+    said = "error: slice n is at work with other flags: stop it, or give those"
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == said
+    assert cloud.kinds() == ["ssh"]
+
+
 def test_a_request_that_fails_ends_with_cloud_s_reason(cloud):
     """Once it is ours: one from before is made anew."""
     (cloud.folder / "refuse").touch()
@@ -117,6 +131,7 @@ def test_a_network_that_is_away_from_the_first_gives_up_and_deletes_nothing(clou
 
 
 def test_a_broken_connection_shows_no_line_twice(cloud):
+    """Nor is the training started anew where the next look at it breaks off, too."""
     cloud.has_slice()
     (cloud.folder / "breaks").touch()
     # Alive where it is asked, so that the same training is followed again.
@@ -240,6 +255,41 @@ def test_local_starts_and_ends_all(tmp_path):
         done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, **where)
         assert (done.returncode, done.stdout) == (3, "process 0\n")
         assert Path(f"{logs}.process_1.log").read_text() == "process 1\n"
+    flags = ("--", "--workdir=/dev/null/x/w")
+    done = bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, **where)
+    assert (done.returncode, done.stdout) == (1, "")  # of none that would wait for the others
+
+
+def test_ctrl_c_waits_until_all_have_saved(tmp_path):
+    """In a terminal it goes to the script's own `sleep`, too."""
+    checkout, tools = scripts.make_checkout(tmp_path), scripts.make_tools(tmp_path)
+    code = (
+        "import signal, time; signal.signal(15, lambda *_: exit(time.sleep(1) or print('done')));"
+    )
+    executable(tmp_path / "dapo_jax/train.py", f"{code} print('up', flush=True); time.sleep(60)")
+    (tmp_path / "dapo_jax/__init__.py").write_text("")
+    command = [checkout / "launch/local.sh", "--processes=1", "--", f"--workdir={tmp_path}/w"]
+    how = dict(env=os.environ | {"PATH": on_path(tools)}, cwd=tmp_path, text=True)
+    how |= dict(stdout=subprocess.PIPE, start_new_session=True)
+    with subprocess.Popen(["bash", *command], **how) as script:
+        assert script.stdout.readline() == "up\n"
+        os.killpg(script.pid, signal.SIGINT)
+        assert script.wait(20) == 0 and script.stdout.read() == "done\n"
+
+
+def test_a_run_that_fails_on_slurm_does_not_go_into_the_queue_again(tmp_path):
+    """Where Slurm tells the others of a failed process to leave, these say that they go on."""
+    checkout, tools = scripts.make_checkout(tmp_path), scripts.make_tools(tmp_path)
+    fails = "import os, time; time.sleep(int(os.environ['SLURM_PROCID'])); raise SystemExit('no')"
+    executable(checkout / "dapo_jax/train.py", fails)
+    (checkout / "dapo_jax/hosts").mkdir()
+    shutil.copy(ROOT / "dapo_jax/hosts/until_done.py", checkout / "dapo_jax/hosts")
+    executable(checkout / ".venv/bin/python", THIS_PYTHON)
+    executable(tools / "scontrol", "#!/bin/sh\necho scontrol $*\n")
+    done = bash(checkout / "launch/slurm.sh", "--nodes=2", "--gpus=0", "--dry-run", cwd=checkout)
+    job = done.stdout.partition(' <<"JOB"\n')[2].removesuffix("JOB\n")
+    ran = bash("-c", job, cwd=checkout, PATH=f"{FAKES}:{on_path(tools)}", SLURM_JOB_ID=7)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", "no\nno\n")
 
 
 def test_local_starts_a_process_for_each_gpu(tmp_path):
@@ -251,13 +301,17 @@ def test_local_starts_a_process_for_each_gpu(tmp_path):
     two = "#!/bin/sh\necho 'GPU 0: H100 (UUID: a)'; echo 'GPU 1: H100 (UUID: b)'\n"
     executable(tools / "nvidia-smi", two)
 
-    def started(gpus: int):
+    def started(gpus: int, visible=""):
         flags = (f"--gpus={gpus}", "--", f"--workdir={tmp_path}/w")
-        return bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, PATH=on_path(tools))
+        env = dict(PATH=on_path(tools), CUDA_VISIBLE_DEVICES=visible)
+        return bash(checkout / "launch/local.sh", *flags, cwd=tmp_path, **env)
 
     done = started(2)
     assert (done.returncode, done.stdout) == (0, "0 cuda,cpu\n"), done.stderr
     assert (tmp_path / "w.process_1.log").read_text() == "1 cuda,cpu\n"
+    assert started(2, "6, 3,1").stdout == "6 cuda,cpu\n"
+    assert (tmp_path / "w.process_1.log").read_text() == "3 cuda,cpu\n"
+    assert started(2, "6").stderr == "error: --gpus=2: CUDA_VISIBLE_DEVICES=6 names 1\n"
     assert started(3).stderr == "error: --gpus=3: nvidia-smi lists 2 on this machine\n"
     executable(tools / "nvidia-smi", "#!/bin/sh\necho no driver; exit 9\n")
     assert started(1).stderr == "error: nvidia-smi failed: no driver\n"

@@ -39,13 +39,16 @@ def initialize(monkeypatch):
     return mock
 
 
-def test_one_process_needs_no_coordinator(set_flags, initialize):
+def test_one_process_needs_no_coordinator(set_flags, initialize, monkeypatch):
     set_flags("", 1, -1)
     with processes.joined():
         assert parallel.gather_json({"a": [1]}) == [{"a": [1]}]
         assert parallel.any_process(True) and not parallel.any_process(False)
-    assert not initialize.called
     set_flags("", 0, -1)
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_NTASKS", "1")  # `srun --gpus=8 --pty bash`: all GPUs are this one's
+        assert processes.start() is False
+    assert not initialize.called
     initialize.side_effect = ValueError("coordinator_address should be defined.")
     assert processes.start() is False
     set_flags("", 64, -1)  # of launchers: a slice that does not know the others waits for them

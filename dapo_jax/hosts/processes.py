@@ -103,6 +103,9 @@ def start() -> bool:
     if count == 1:
         return False
     given = _given(address, count, index)
+    # For a single task of Slurm's jax would make a cluster, and leave it one of its GPUs.
+    if not (given or count) and os.environ.get("SLURM_NTASKS") == "1":
+        return False
     if given:
         _claim(address, index)
     bind = _bind_address(address) if given and index == 0 else None
