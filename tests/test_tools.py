@@ -104,6 +104,12 @@ KEPT_OUT = {
     "try: open('x')\nexcept BaseException as e: print('caught')": "error: open is not allowed",
     "import gc; gc.get_objects()": "gc.get_objects is not allowed",
     "import signal": "import is not allowed",
+    "import readline; readline.read_history_file('/etc/passwd')": "import is not allowed",
+    "import _tkinter": "import is not allowed",
+    "import _posixshmem": "import is not allowed",
+    "import sys; sys.modules.pop('posix'); import posix": "import is not allowed",
+    "import os; [f('here') for f in os.supports_dir_fd if 'mkfifo' in repr(f)]": "nothing was",
+    "import os; os.mknod('here')": "has no attribute 'mknod'",
     "import sys; sys.settrace(print)": "sys.settrace is not allowed",
     LOADED.format("_ctypes", ""): "import is not allowed",
     LOADED.format("x._posixsubprocess", ""): "import is not allowed",
@@ -118,7 +124,6 @@ KEPT_OUT = {
     "def f(): f()\nf()": "RecursionError",
     "print('a' * (1 << 20))": "",
     "1 / 0": "error: ZeroDivisionError: division by zero",
-    "1 +": "error:",
     "raise SystemExit(3)": "error: SystemExit: 3",
     "while True: pass": "took more than 1 s",
     "import time; time.sleep(400)": "took more than 1 s",
@@ -145,6 +150,9 @@ def test_the_sandbox_answers():
         "from fractions import Fraction as F; print(F(1, 3) + F(1, 6))": "1/2", "print('漢')": "漢",
         "import json, itertools, statistics; print(json.dumps([1]))": "[1]",
         "print(1); 1 / 0": "1\nerror: ZeroDivisionError",
+        "1 +": 'error: File "code", line 1\n    1 +\n       ^\nSyntaxError: invalid syntax',
+        "try: exec('1 +')\nexcept SyntaxError as e: print(e)": "invalid syntax (<string>, line 1)",
+        "import os; print(set(os.environ) - {'LC_CTYPE'})": "set()",
     }.items():  # fmt: skip
         assert sandbox.run(code).startswith(text), code
     call = '<tool_call>{"name": "python", "arguments": {"code": "print(2)"}}</tool_call>'
