@@ -72,6 +72,7 @@ def test_a_number_is_guessed_by_halving_and_not_otherwise():
         other = str(number % tools.HIGHEST + 1)
         said_of = "-" if int(other) > number else "+"
         assert tools.guess(problem, said(other, other, other)) == Reply(said_of, "user")
+        assert tools.guess(problem, said(f"0{number}")).right
         for lost in ((other,) * 4, ("16",), ("0",), ("no",), ("",), ("1 2",), ("-1",)):
             assert tools.guess(problem, said(*lost))[:2] == (0.0, False)
     assert found == set(range(1, tools.HIGHEST + 1))

@@ -130,9 +130,9 @@ def guess(problem, transcript: Transcript) -> Reply | Grade:
     loses."""
     turns = [text.strip() for role, text in transcript if role == ASSISTANT]
     number, turn = hidden(problem), turns[-1]
-    if turn == str(number):
-        return Grade(1.0, True, turn, {"guesses": float(len(turns))})
     said = int(turn) if re.fullmatch(r"\d{1,3}", turn) else 0
+    if said == number:
+        return Grade(1.0, True, turn, {"guesses": float(len(turns))})
     if not 1 <= said <= HIGHEST or len(turns) >= GUESSES:
         return Grade(0.0, False, turn, {"guesses": float(len(turns))})
     return Reply("+" if number > said else "-", role="user")
