@@ -194,9 +194,15 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
     the rows have none; whether it has the columns of `how`). BadRow: it has none of the forms."""
     row = decoded(row)
     names = how.columns
-    mapped = bool(names) and all(_at(row, n) is not None for n in names.values() if n)
+    # A row whose own answer is missing is refused; no other column is taken for it.
+    mapped = bool(names) and all(
+        n in row or n.partition(".")[0] in row if role != "prompt" else _at(row, n) is not None
+        for role, n in names.items()
+        if n
+    )
     names = names if mapped else {}
-    source = str(_at(row, names["source"])) if names.get("source") else ""
+    source = _at(row, names["source"]) if names.get("source") else None
+    source = "" if source is None else str(source)
     if not source and isinstance(row.get("data_source"), str):
         source = row["data_source"]
     verl = row.get("prompt") is not None and row.get("reward_model") is not None
