@@ -22,7 +22,7 @@ import tempfile
 from dapo_jax.reward.tools import Reply, Transcript, argument, last_call
 
 SECONDS, MEMORY, OUTPUT = 5, 1 << 30, 1 << 16  # of clock and processor; bytes; bytes
-_BLOCK = re.compile(r"```(?:python|py)\n(.*?)```\s*\Z", re.DOTALL)  # at the end of a turn
+_OPENING = re.compile(r"```(?:python|py)\n")
 
 # Of two interpreters, one after the other: what the first has loaded, the second cannot find again.
 _LIMITS = """
@@ -93,13 +93,14 @@ leave(0)  # an interpreter that ends asks for more than the hook allows
 def python(problem, transcript: Transcript) -> Reply | None:
     """What the code of a turn prints: the argument `code` of a <tool_call>, or a ```python block at
     its end. Turns without code are the response's last."""
-    turn = transcript[-1][1]
+    turn = transcript[-1][1].rstrip()
     if (call := last_call(turn)) is not None:
         return Reply(run(argument(call, "code")))
-    if not turn.rstrip().endswith("```"):  # or each start would be searched to the turn's end
+    text, _, behind = turn.rpartition("```")
+    *before, code = _OPENING.split(text)
+    if behind or not before or "\n```" in code:  # no block, or it has ended before
         return None
-    block = _BLOCK.search(turn)
-    return Reply(run(block[1])) if block else None
+    return Reply(run(code))
 
 
 def run(code: str, seconds: int = SECONDS) -> str:
