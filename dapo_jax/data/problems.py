@@ -165,7 +165,7 @@ def columns(listed: str) -> dict[str, str]:
 
 def _wanted(how: Reading, names: list[str]) -> list[str]:
     """The columns of a parquet file that are read; none: it has no problems."""
-    own = {name.partition(".")[0] for name in how.columns.values()} - {""}
+    own = {n if n in names else n.partition(".")[0] for n in how.columns.values()} - {""}
     if not (own and own <= set(names)) and not any(set(s) <= set(names) for s in SCHEMAS):
         return []
     return names if how.whole else [n for n in names if n in _COLUMNS | own]
