@@ -223,8 +223,9 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
         boxed = last_boxed(value)
         if boxed is not None or asks != "prompt":  # TRL's solution may be the answer itself
             field, value = "solution \\boxed", boxed
-    elif isinstance(value, str) and "####" in value and not verl:
-        value = value.rsplit("####", 1)[1]
+    elif isinstance(value, str) and not verl:
+        _, found, line = value.rpartition("####")
+        value = line if found and "\n" not in line.strip() else value  # or it is Markdown's
     return Problem("", messages, value, source, rest, not isinstance(prompt, str)), field, mapped
 
 
