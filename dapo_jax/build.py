@@ -143,7 +143,8 @@ def load_text(
         evals[name], note = read(name, [path], config.eval.max_problems)
         notes.append(note)
     sets = [trained or evals[first], *evals.values()]
-    notes += functions.unused(config.reward, {p.source for x in sets for p in x.problems})
+    if train:  # what is evaluated alone may be of other sources
+        notes += functions.unused(config.reward, {p.source for x in sets for p in x.problems})
     return Text(tok, sets[0], evals, notes, judge)
 
 
