@@ -159,6 +159,7 @@ def test_the_sandbox_answers():
     call = '<tool_call>{"name": "python", "arguments": {"code": "print(2)"}}</tool_call>'
     for turn in (call, "Let me see.\n```python\nprint(2)\n```\n"):
         assert tools.TOOLS["python"](None, said(turn)) == Reply("2")
+    assert tools.python(None, said("<tool_call>no JSON</tool_call>")) == Reply("error: no code")
     two = "```python\nprint(1)\n```\nNo:\n```py\nx = '```'; print(2)\n```"
     assert tools.python(None, said(two)) == Reply("2")
     for last in ("Answer: 2", two + "\nAnswer: 2", two + "\n```\n2\n```", "```", "```python\n2"):

@@ -95,7 +95,8 @@ def python(problem, transcript: Transcript) -> Reply | None:
     its end. Turns without code are the response's last."""
     turn = transcript[-1][1].rstrip()
     if (call := last_call(turn)) is not None:
-        return Reply(run(argument(call, "code")))
+        code = argument(call, "code")
+        return Reply(run(code) if code else "error: no code")
     text, _, behind = turn.rpartition("```")
     *before, code = _OPENING.split(text)
     if behind or not before or "\n```" in code:  # no block, or it has ended before

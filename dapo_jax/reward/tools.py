@@ -37,7 +37,7 @@ class Reply(NamedTuple):
 
 # --- Calculator ---
 
-MOST_DIGITS = 1000  # of any number on the way
+MOST_DIGITS = 1000  # of an expression; results have 3 bits for each, or some 900 digits
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _EXPRESSION = re.compile(r"[-+*/().\d\s]*")
 _SIGNS = {
@@ -75,7 +75,7 @@ def last_call(turn: str) -> str | None:
 
 def evaluate(expression: str) -> Fraction:
     """The exact value of an expression of numbers, + - * / and brackets. ValueError: it is none,
-    divides by zero, or a number on the way has more than MOST_DIGITS digits."""
+    divides by zero, or it or a result on the way is longer than MOST_DIGITS allows."""
 
     def value(node: ast.AST) -> Fraction:
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
