@@ -22,7 +22,7 @@ from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import arithmetic, problems, prompts, rows, tokenizer
 from dapo_jax.model import attention_kernels, hf, learner, paged_triton, qwen2
 from dapo_jax.parallel import Call
-from dapo_jax.reward import grading
+from dapo_jax.reward import functions, grading
 from dapo_jax.rollout import drafts, engine
 from dapo_jax.rollout.draw import Draw
 from dapo_jax.variants import choose
@@ -142,7 +142,10 @@ def load_text(
     for name, path in eval_files.items():
         evals[name], note = read(name, [path], config.eval.max_problems)
         notes.append(note)
-    return Text(tok, trained or evals[first], evals, notes, judge)
+    sets = [trained or evals[first], *evals.values()]
+    if train:  # what is evaluated alone may be of other sources
+        notes += functions.unused(config.reward, {p.source for x in sets for p in x.problems})
+    return Text(tok, sets[0], evals, notes, judge)
 
 
 def build_machine(

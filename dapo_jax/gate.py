@@ -151,8 +151,9 @@ def function(place: str, named: str, modules: dict, known: Iterable[str] = ()) -
     if not path.is_file():
         raise ValueError(f"{place} {file}: no such file")
     if path not in modules:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        modules[path] = importlib.util.module_from_spec(spec)
+        # Dataclasses and pickle look their module up; by its bare name it might hide another.
+        spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+        modules[path] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         with reading(place, file):
             spec.loader.exec_module(modules[path])
     if not callable(found := getattr(modules[path], name, None)):

@@ -61,6 +61,13 @@ def test_an_update_finds_the_cache_released():
     assert found == [None]
 
 
+def test_a_reward_of_a_source_that_no_problem_has_is_told(tmp_path):
+    c = config.base()
+    c.data.embedded_problems, c.reward.by_source = 8, "variable_*=boxed; mine = dapo"
+    *_, note = build.load_text(c, tmp_path, None).notes
+    assert note == "reward.by_source: no problem is of mine; there are variable_chain"
+
+
 @pytest.mark.slow
 def test_a_step_that_ends_what_no_batch_can_use_has_the_batch_of_one_that_does_not(tmp_path):
     """To the bit; and what counts of it does not depend on when the others ended."""

@@ -194,7 +194,14 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n):
 def test_majority(answers, right, score):
     """A tie counts by its right share; '-', no answer, is no vote."""
     found = [None if a == "-" else a for a in answers]
-    assert scores.majority([a == right for a in found], found) == pytest.approx(score)
+    value = np.array([[a == right for a in found]])
+    assert scores.majority(value[0], found) == pytest.approx(score)
+    length = np.ones(value.shape)
+    read = scores.Scores(value, [found], [right], length > 1, length, [])
+    told = scores.summary(read, ["q"])
+    assert told["maj@k"] == read.headline()["maj@k"] == pytest.approx(score)
+    told = scores.summary(read._replace(answers=[[None] * len(found)]), ["q"])
+    assert ("maj@k" in told) == (not value.any()) and "pass@" in told
 
 
 def test_a_damaged_line_of_samples_is_named(tmp_path):

@@ -100,6 +100,10 @@ def test_of_what_there_is_none_nothing_is_said():
         got = Collected([], [], [only], 1, 1, 0.5)
         log = metrics.rollout_metrics(A_TENTH_PER_TOKEN, got, 20)
         assert f"response/length_{there}" in log and f"response/length_{absent}" not in log
+        assert "sampling/parse_fail_frac" in log
+        only = only._replace(grades=only.grades._replace(answers=[None] * 3))  # a reward of yes, no
+        log = metrics.rollout_metrics(A_TENTH_PER_TOKEN, got._replace(drawn=[only]), 20)
+        assert ("sampling/parse_fail_frac" in log) == (there == "wrong")
     log = metrics.rollout_metrics(config.base(), Collected([], [], [], 0, 0, 1.0), 0)
     assert log == {"sampling/rounds": 0, "sampling/batch_groups": 0}
 

@@ -142,3 +142,5 @@ def test_integers_of_a_file(tmp_path, capsys):
     assert seven == dict(problem="q0", answer="7", original_answer="7", data_source="a")
     assert half["answer"] == "3" and half["problem"].startswith("q1\n\nThe original answer")
     assert answers(out) == ["7", "3"]
+    assert data.main(["integers", str(file), str(tmp_path / "b.parquet")]) == 1
+    assert "b.parquet: what is written are JSON lines; call" in capsys.readouterr().err

@@ -80,6 +80,12 @@ def test_integers_and_what_is_none(case):
     assert case["refused"] in e.value.args[2]
 
 
+def test_a_reference_in_markdown_stays_whole(tmp_path):
+    text = "#### Facts\nIt rains.\n\n#### Why\nClouds."
+    file = write_rows(tmp_path / "a.jsonl", [{"prompt": "q", "answer": text}])
+    assert P.read(file, how=P.Reading(references.any_answer))[0][0].answer == text
+
+
 def test_other_columns_of_parquet_are_not_read(tmp_path):
     table = pa.Table.from_pylist([verl("1+1?", "2")])
     clock = pa.array([2**62], pa.timestamp("us"))  # a date no Python object can hold

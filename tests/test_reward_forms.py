@@ -19,7 +19,12 @@ from dapo_jax.reward import forms, functions, grading, waiting
 from dapo_jax.reward.functions import Grade
 
 FUNCTIONS = """
-import asyncio, urllib.error
+from __future__ import annotations
+import asyncio, dataclasses, pickle, urllib.error
+
+@dataclasses.dataclass
+class Best:
+    length: int
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     assert data_source == "sums" and extra_info == {"index": 3}, (data_source, extra_info)
@@ -42,8 +47,8 @@ async def trl_chat(prompts, completions, **kwargs):
     return [float(len(c[0]["content"])) for c in completions]
 
 def score_group(problem, responses, margin=0):
-    best = max(map(len, responses))
-    return [len(r) == best for r in responses]
+    best = pickle.loads(pickle.dumps(Best(max(map(len, responses)))))
+    return [len(r) == best.length for r in responses]
 
 async def wait_group(problem, responses):
     await asyncio.sleep(0.01)

@@ -72,6 +72,7 @@ def test_a_number_is_guessed_by_halving_and_not_otherwise():
         other = str(number % tools.HIGHEST + 1)
         said_of = "-" if int(other) > number else "+"
         assert tools.guess(problem, said(other, other, other)) == Reply(said_of, "user")
+        assert tools.guess(problem, said(f"0{number}")).right
         for lost in ((other,) * 4, ("16",), ("0",), ("no",), ("",), ("1 2",), ("-1",)):
             assert tools.guess(problem, said(*lost))[:2] == (0.0, False)
     assert found == set(range(1, tools.HIGHEST + 1))
@@ -104,6 +105,12 @@ KEPT_OUT = {
     "try: open('x')\nexcept BaseException as e: print('caught')": "error: open is not allowed",
     "import gc; gc.get_objects()": "gc.get_objects is not allowed",
     "import signal": "import is not allowed",
+    "import readline; readline.read_history_file('/etc/passwd')": "import is not allowed",
+    "import _tkinter": "import is not allowed",
+    "import _posixshmem": "import is not allowed",
+    "import sys; sys.modules.pop('posix'); import posix": "import is not allowed",
+    "import os; [f('here') for f in os.supports_dir_fd if 'mkfifo' in repr(f)]": "nothing was",
+    "import os; os.mknod('here')": "has no attribute 'mknod'",
     "import sys; sys.settrace(print)": "sys.settrace is not allowed",
     LOADED.format("_ctypes", ""): "import is not allowed",
     LOADED.format("x._posixsubprocess", ""): "import is not allowed",
@@ -118,7 +125,6 @@ KEPT_OUT = {
     "def f(): f()\nf()": "RecursionError",
     "print('a' * (1 << 20))": "",
     "1 / 0": "error: ZeroDivisionError: division by zero",
-    "1 +": "error:",
     "raise SystemExit(3)": "error: SystemExit: 3",
     "while True: pass": "took more than 1 s",
     "import time; time.sleep(400)": "took more than 1 s",
@@ -145,9 +151,16 @@ def test_the_sandbox_answers():
         "from fractions import Fraction as F; print(F(1, 3) + F(1, 6))": "1/2", "print('漢')": "漢",
         "import json, itertools, statistics; print(json.dumps([1]))": "[1]",
         "print(1); 1 / 0": "1\nerror: ZeroDivisionError",
+        "1 +": 'error: File "code", line 1\n    1 +\n       ^\nSyntaxError: invalid syntax',
+        "try: exec('1 +')\nexcept SyntaxError as e: print(e)": "invalid syntax (<string>, line 1)",
+        "import os; print(set(os.environ) - {'LC_CTYPE'})": "set()",
     }.items():  # fmt: skip
         assert sandbox.run(code).startswith(text), code
     call = '<tool_call>{"name": "python", "arguments": {"code": "print(2)"}}</tool_call>'
     for turn in (call, "Let me see.\n```python\nprint(2)\n```\n"):
         assert tools.TOOLS["python"](None, said(turn)) == Reply("2")
-    assert tools.python(None, said("Answer: 2")) is None
+    assert tools.python(None, said("<tool_call>no JSON</tool_call>")) == Reply("error: no code")
+    two = "```python\nprint(1)\n```\nNo:\n```py\nx = '```'; print(2)\n```"
+    assert tools.python(None, said(two)) == Reply("2")
+    for last in ("Answer: 2", two + "\nAnswer: 2", two + "\n```\n2\n```", "```", "```python\n2"):
+        assert tools.python(None, said(last)) is None

@@ -24,7 +24,9 @@ from dapo_jax.data import files, integers, problems, prompts, published, referen
 def transform(source: str, out: Path) -> Iterator[str]:
     """Write the problems of `source` whose answers are integers, or can be made into integers, to
     `out`, as JSON lines of problem, answer, original_answer and data_source. Yields what became of
-    them. ValueError: there is no such problem."""
+    them. ValueError: there is no such problem; another kind of file is meant."""
+    if out.suffix != ".jsonl" and out.name.endswith(rows.SUFFIXES):
+        raise ValueError(f"{out}: what is written are JSON lines; call it .jsonl")
     how = problems.Reading(references.any_answer, template="{problem}")
     read, report = problems.read(source, "skip", how)
     lines, left, changed = [], [], 0

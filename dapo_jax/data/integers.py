@@ -30,6 +30,8 @@ _FORMS = (
 
 def asked(problem: str, answer: str) -> tuple[str, str] | None:
     """(the problem with an integer answer, that answer); None for other forms. Integers stay."""
+    if re.search(r"[0-9][\s$]+[0-9]", answer):  # 1 1/2 is not 11/2
+        return None
     text = re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"[\s$]|\\[!,;]|\\left|\\right", "", answer))
     if re.fullmatch(r"-?[0-9]+", text):
         return problem, text

@@ -165,7 +165,7 @@ def columns(listed: str) -> dict[str, str]:
 
 def _wanted(how: Reading, names: list[str]) -> list[str]:
     """The columns of a parquet file that are read; none: it has no problems."""
-    own = {name.partition(".")[0] for name in how.columns.values()} - {""}
+    own = {n if n in names else n.partition(".")[0] for n in how.columns.values()} - {""}
     if not (own and own <= set(names)) and not any(set(s) <= set(names) for s in SCHEMAS):
         return []
     return names if how.whole else [n for n in names if n in _COLUMNS | own]
@@ -194,9 +194,15 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
     the rows have none; whether it has the columns of `how`). BadRow: it has none of the forms."""
     row = decoded(row)
     names = how.columns
-    mapped = bool(names) and all(_at(row, n) is not None for n in names.values() if n)
+    # A row whose own answer is missing is refused; no other column is taken for it.
+    mapped = bool(names) and all(
+        n in row or n.partition(".")[0] in row if role != "prompt" else _at(row, n) is not None
+        for role, n in names.items()
+        if n
+    )
     names = names if mapped else {}
-    source = str(_at(row, names["source"])) if names.get("source") else ""
+    source = _at(row, names["source"]) if names.get("source") else None
+    source = "" if source is None else str(source)
     if not source and isinstance(row.get("data_source"), str):
         source = row["data_source"]
     verl = row.get("prompt") is not None and row.get("reward_model") is not None
@@ -217,8 +223,9 @@ def _parse(row: rows.Row, how: Reading) -> tuple[Problem, str, bool]:
         boxed = last_boxed(value)
         if boxed is not None or asks != "prompt":  # TRL's solution may be the answer itself
             field, value = "solution \\boxed", boxed
-    elif isinstance(value, str) and "####" in value and not verl:
-        value = value.rsplit("####", 1)[1]
+    elif isinstance(value, str) and not verl:
+        _, found, line = value.rpartition("####")
+        value = line if found and "\n" not in line.strip() else value  # or it is Markdown's
     return Problem("", messages, value, source, rest, not isinstance(prompt, str)), field, mapped
 
 

@@ -49,7 +49,7 @@ HOST = "https://raw.githubusercontent.com"
 
 # fmt: off
 SETS = {
-    "dapo-math-17k": Set("dapo-math-17k.parquet", "MasterVito/SvS/9fd8f35375b31b8632b52e715296c264a3ad4176/data/dapo_math_17k.parquet", "246ae23df97c9eae8126cb4da780e9a0a31d10110e16eed144bcecbf2132d535", "the 17,917 problems once each, without the paper's wording: data.template=dapo, data.on_bad=skip (5 damaged answers)"),
+    "dapo-math-17k": Set("dapo-math-17k.parquet", "MasterVito/SvS/9fd8f35375b31b8632b52e715296c264a3ad4176/data/dapo_math_17k.parquet", "246ae23df97c9eae8126cb4da780e9a0a31d10110e16eed144bcecbf2132d535", "17,917 rows, 17,290 prompts, without the paper's wording: data.template=dapo, data.on_bad=skip (5 damaged answers)"),
     "aime24": Set("aime24.parquet", "BytedTsinghua-SIA/DAPO/33fe3176f0bb212588e84fc8ccf50dd554975144/eval/aime-2024.parquet", "12154e38a716d12db5731f9a022ae69a610c4f7d0e0dcc04e902887a686877e7", "the paper's file: 30 problems x 32", DAPO),
     "aime25": Set("aime25.jsonl", "inclusionAI/AReaL/1b0306631b01becc329af59df560efb754be34af/evaluation/data/aime25/test.jsonl", "b4e273c02d3e7fe1b74b59eae768fc8230bfb0f79539890cb56f4361caac0331", "30 problems", DAPO),
     "gsm8k-train": Set("gsm8k-train.jsonl", "openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/train.jsonl", "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465", "7,473 problems"),

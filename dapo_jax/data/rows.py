@@ -115,7 +115,8 @@ def _json(path: Path) -> Iterator[tuple[int, Row]]:
     try:
         value = parse(b"".join(_lines(path)))
     except (ValueError, RecursionError) as e:
-        raise Foreign(f"{path}: not valid JSON: {gate.describe(e)}") from e
+        lines = "; call a file with a row on each line .jsonl" * ("Extra data" in str(e))
+        raise Foreign(f"{path}: not valid JSON: {gate.describe(e)}{lines}") from e
     lists = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
     if len(lists) == 1:
         value = lists[0]

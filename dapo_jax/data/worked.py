@@ -100,6 +100,7 @@ def _reply(value: Any, field: str) -> str:
             raise BadRow(field, value, "expected one message of the assistant")
     if not text.strip():
         raise BadRow(field, value, "missing or empty")
+    rows.require_text(field, value, text)
     return text
 
 

@@ -1,6 +1,7 @@
 """Scores of a policy from k samples per problem, reports, and the files that keep the samples."""
 
 import collections
+import itertools
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +30,19 @@ class Scores(NamedTuple):
         """Whether there is right and wrong."""
         return self.value_PxK.dtype == bool
 
+    @property
+    def voted(self) -> bool:
+        """Whether answers can be counted: a reward may say that one is right, and not which."""
+        answers = itertools.chain.from_iterable(self.answers)
+        return self.judged and {*itertools.compress(answers, self.value_PxK.flat)} != {None}
+
     def headline(self) -> dict[str, float]:
-        """avg@k: mean accuracy, which is pass@1 with less variance, or mean score; if `judged` also
-        maj@k, the share of problems whose most frequent answer is right, and pass@k."""
+        """avg@k: mean accuracy, which is pass@1 with less variance, or mean score; if `voted` also
+        maj@k, the share of problems whose most frequent answer is right; if `judged` pass@k."""
         found = {"avg@k": float(self.value_PxK.mean())}
-        if self.judged:
+        if self.voted:
             found["maj@k"] = float(np.mean(self.majority_P()))
+        if self.judged:
             found["pass@k"] = float(np.mean(self.pass_P(self.value_PxK.shape[1])))
         return found
 
@@ -77,15 +85,15 @@ def interval(values_P: Sequence[float], seed: int = 0) -> tuple[float, float]:
 
 def summary(s: Scores, ids: Sequence[str], seed: int = 0) -> dict:
     """Everything about one set as plain JSON values; `pass@` has an entry for each of 1..k. Without
-    right and wrong, maj@k and pass@k are left out."""
+    right and wrong, pass@k is left out, and maj@k if not `voted`."""
     P, K = s.value_PxK.shape
     head = s.headline()
     out = {"problems": P, "k": K, "avg@k": head["avg@k"]}
     out |= {"avg@k_interval95": interval(s.value_PxK.mean(1), seed)}
+    if s.voted:
+        out |= {"maj@k": head["maj@k"], "maj@k_interval95": interval(s.majority_P(), seed)}
     if s.judged:
         out |= {
-            "maj@k": head["maj@k"],
-            "maj@k_interval95": interval(s.majority_P(), seed),
             "pass@": {str(k): float(np.mean(s.pass_P(k))) for k in range(1, K + 1)},
             "pass@k_interval95": interval(s.pass_P(K), seed),
         }
@@ -117,7 +125,7 @@ def lines(name: str, r: dict, rows: bool = False) -> Iterator[str]:
         yield "  pass@n  " + "  ".join(f"{n}: {r['pass@'][str(n)]:.4f}" for n in shown)
     if not rows:
         return
-    right = "correct" if "maj@k" in r else "score"
+    right = "correct" if "pass@" in r else "score"
     yield f"  {'problem':16s} {right:>8s} {'majority':>12s} {'gold':>12s} {'mean length':>12s}"
     for row in r["per_problem"]:
         value = f"{row['correct']:>4d}/{k:<3d}" if "correct" in row else f"{row['score']:>8.3f}"
@@ -135,11 +143,12 @@ def table(sets: Mapping[str, dict]) -> Iterator[str]:
     )
     for name, r in sets.items():
         how, (low, high) = r["settings"], r["avg@k_interval95"]
-        voted = [f"{r['maj@k']:.4f}", f"{r['pass@'][str(r['k'])]:.4f}"] if "maj@k" in r else "--"
+        voted = f"{r['maj@k']:.4f}" if "maj@k" in r else "-"
+        solved = f"{r['pass@'][str(r['k'])]:.4f}" if "pass@" in r else "-"
         yield (
             f"{name:{wide}s} {r['problems']:8d} {r['k']:4d} {how['temperature']:4g}"
             f" {how['top_p']:5g} {r['avg@k']:6.4f}  {f'{low:.4f} to {high:.4f}':16s}"
-            f" {voted[0]:>6s} {voted[1]:>6s} {r['length_mean']:8.1f}"
+            f" {voted:>6s} {solved:>6s} {r['length_mean']:8.1f}"
             f" {how['max_response_tokens']:6d} {r['truncated_frac']:9.1%}"
         )
 

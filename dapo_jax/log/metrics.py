@@ -2,6 +2,7 @@
 each rollout step once, also across restarts. Only process 0 writes."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -113,8 +114,10 @@ def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray, length_NxG
         "sampling/all_correct_frac": right_NxG.all(1).mean(),
         "sampling/all_wrong_frac": (~right_NxG.any(1)).mean(),
         "sampling/groups_by_correct": by_correct.tolist(),
-        "sampling/parse_fail_frac": np.mean([a is None for g in grades for a in g.answers]),
     }
+    answers = [a for g in grades for a in g.answers]
+    if {*itertools.compress(answers, right_NxG.flat)} != {None}:  # else the reward reads none
+        log["sampling/parse_fail_frac"] = np.mean([a is None for a in answers])
     if grades[0].shadow_G is not None:
         log["sampling/shadow_gain"] = np.mean([g.shadow_G for g in grades]) - right_NxG.mean()
     if right_NxG.any():

@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -71,9 +71,8 @@ def read(settings: Reward) -> Rewards:
 
     default = parts("function", settings.function or settings.verifier)
     by_source = []
-    for entry in filter(None, (e.strip() for e in settings.by_source.split(";"))):
-        pattern, equals, listed = (x.strip() for x in entry.partition("="))
-        if not (pattern and equals and listed):
+    for pattern, listed, entry in _by_source(settings):
+        if not (pattern and listed):
             raise ValueError(f"config.reward.by_source: {entry!r} is not of the form SOURCE=REWARD")
         by_source.append((pattern, parts("by_source", listed)))
     if "math" in shipped:
@@ -91,6 +90,19 @@ def read(settings: Reward) -> Rewards:
     source = "".join(hashes) if len(hashes) < 2 else sha256("".join(hashes).encode())
     every = [part for listed in (default, *(x for _, x in by_source)) for part in listed]
     return Rewards(combined(chosen, every), source, frozenset(shipped), reply)
+
+
+def _by_source(settings: Reward) -> list[tuple[str, str, str]]:
+    """(pattern, rewards, both as they stand) of each entry."""
+    entries = filter(None, (e.strip() for e in settings.by_source.split(";")))
+    return [(*(x.strip() for x in e.partition("=")[::2]), e) for e in entries]
+
+
+def unused(settings: Reward, sources: Collection[str]) -> list[str]:
+    """A line for each pattern of `by_source` that is none of the problems' sources."""
+    idle = [x for x, *_ in _by_source(settings) if not fnmatch.filter(sources, x)]
+    there = ", ".join(sorted(sources))[:200]
+    return [f"reward.by_source: no problem is of {x}; there are {there}" for x in idle]
 
 
 _ENTRY = re.compile(r"(?:(\w+)\s*=\s*)?(?:([-+.\deE]+)\s*\*\s*)?(.*)", re.DOTALL)

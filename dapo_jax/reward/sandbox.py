@@ -22,7 +22,7 @@ import tempfile
 from dapo_jax.reward.tools import Reply, Transcript, argument, last_call
 
 SECONDS, MEMORY, OUTPUT = 5, 1 << 30, 1 << 16  # of clock and processor; bytes; bytes
-_BLOCK = re.compile(r"```(?:python|py)\n(.*?)```\s*\Z", re.DOTALL)  # at the end of a turn
+_OPENING = re.compile(r"```(?:python|py)\n")
 
 # Of two interpreters, one after the other: what the first has loaded, the second cannot find again.
 _LIMITS = """
@@ -38,6 +38,10 @@ os.execv(sys.executable, [sys.executable, "-I", "-S", "-u", "-c", sys.argv[1]])
 _RUNNER = """
 import os, sys
 code, sys.argv = sys.stdin.read(), [""]
+for name in "mkfifo mknod setpriority sched_setaffinity sched_setscheduler sched_setparam".split():
+    made = vars(os).pop(name, 0)  # auditing does not see them
+    os.supports_dir_fd.discard(made)
+    sys.modules["posix"].__dict__.pop(name, 0)
 import linecache, traceback  # read files of their own when something is wrong
 linecache.getlines = lambda *of, **how: []
 
@@ -48,7 +52,10 @@ def hook():
         "sys.unraisablehook sys._getframemodulename".split())
     library = tuple({p + "/" for p in sys.path if p and not p.endswith(".zip")})
     native = frozenset(
-        "ctypes _ctypes _posixsubprocess mmap _socket resource fcntl _signal".split())
+        "ctypes _ctypes _posixsubprocess mmap _socket resource fcntl _signal posix "
+        # open files, share memory or run programs, and auditing does not see it
+        "readline _tkinter _multiprocessing _posixshmem _dbm _gdbm".split())
+    sources = "code", "<string>", "<unknown>"  # none is there: a SyntaxError looks for its line
     starts, kind, text, write, leave = str.startswith, type, str, os.write, os._exit
 
     def look(event, given):
@@ -61,7 +68,7 @@ def hook():
         if own and quick:
             return
         inside = own and kind(path) is text and ".." not in path and (
-            starts(path, library) or path + "/" in library)
+            starts(path, library) or path + "/" in library or path in sources)
         if inside and (event in ("os.listdir", "os.scandir", "import") or event == "open" and (
             given[1] in ("r", "rb") or given[1] is None and not given[2] & 3)):
             return
@@ -73,7 +80,7 @@ def hook():
 sys.modules.pop("_signal", 0)  # a handler might run within the hook
 sys.addaudithook(hook())
 leave = os._exit
-del hook, os
+del hook, os, name, made
 try:
     exec(compile(code, "code", "exec"), {"__name__": "__main__"})
 except BaseException as error:
@@ -86,13 +93,15 @@ leave(0)  # an interpreter that ends asks for more than the hook allows
 def python(problem, transcript: Transcript) -> Reply | None:
     """What the code of a turn prints: the argument `code` of a <tool_call>, or a ```python block at
     its end. Turns without code are the response's last."""
-    turn = transcript[-1][1]
+    turn = transcript[-1][1].rstrip()
     if (call := last_call(turn)) is not None:
-        return Reply(run(argument(call, "code")))
-    if not turn.rstrip().endswith("```"):  # or each start would be searched to the turn's end
+        code = argument(call, "code")
+        return Reply(run(code) if code else "error: no code")
+    text, _, behind = turn.rpartition("```")
+    *before, code = _OPENING.split(text)
+    if behind or not before or "\n```" in code:  # no block, or it has ended before
         return None
-    block = _BLOCK.search(turn)
-    return Reply(run(block[1])) if block else None
+    return Reply(run(code))
 
 
 def run(code: str, seconds: int = SECONDS) -> str:
@@ -103,7 +112,7 @@ def run(code: str, seconds: int = SECONDS) -> str:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.DEVNULL, cwd=folder,
-            env={"PYTHONIOENCODING": "utf-8:replace"}, start_new_session=True,
+            env={}, start_new_session=True,
         )  # fmt: skip
         try:
             process.communicate(code.encode(errors="replace"), timeout=seconds + 1)

@@ -37,7 +37,7 @@ class Reply(NamedTuple):
 
 # --- Calculator ---
 
-MOST_DIGITS = 1000  # of any number on the way
+MOST_DIGITS = 1000  # of an expression; results have 3 bits for each, or some 900 digits
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _EXPRESSION = re.compile(r"[-+*/().\d\s]*")
 _SIGNS = {
@@ -75,7 +75,7 @@ def last_call(turn: str) -> str | None:
 
 def evaluate(expression: str) -> Fraction:
     """The exact value of an expression of numbers, + - * / and brackets. ValueError: it is none,
-    divides by zero, or a number on the way has more than MOST_DIGITS digits."""
+    divides by zero, or it or a result on the way is longer than MOST_DIGITS allows."""
 
     def value(node: ast.AST) -> Fraction:
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
@@ -130,9 +130,9 @@ def guess(problem, transcript: Transcript) -> Reply | Grade:
     loses."""
     turns = [text.strip() for role, text in transcript if role == ASSISTANT]
     number, turn = hidden(problem), turns[-1]
-    if turn == str(number):
-        return Grade(1.0, True, turn, {"guesses": float(len(turns))})
     said = int(turn) if re.fullmatch(r"\d{1,3}", turn) else 0
+    if said == number:
+        return Grade(1.0, True, turn, {"guesses": float(len(turns))})
     if not 1 <= said <= HIGHEST or len(turns) >= GUESSES:
         return Grade(0.0, False, turn, {"guesses": float(len(turns))})
     return Reply("+" if number > said else "-", role="user")
