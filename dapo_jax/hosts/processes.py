@@ -125,8 +125,11 @@ def start() -> bool:
             cluster_detection_method="deactivate" if given else None,
         )
     except ValueError as error:
-        if given or "coordinator_address" not in str(error):
+        if given:
             raise
+        if "coordinator_address" not in str(error):
+            hint = "what the environment says of a cluster is not enough (JAX_COORDINATOR_ADDRESS?)"
+            raise ValueError(f"{hint}: {error}") from error
         if count:
             raise ValueError(f"--num_processes={count}: JAX finds no cluster here") from error
         return False
