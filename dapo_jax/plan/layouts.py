@@ -140,7 +140,7 @@ def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) 
         sizes = step.quickly(t, s.sizes)
         if key not in rollouts or rollouts[key].pages > sizes.pages:  # pages not in use are free
             rollouts[key] = step.simulated(t, traffic, sizes)
-        work = step.work(t, traffic, s, rollouts=rollouts[key])
+        work = step.work(t, traffic, s, tests=False, rollouts=rollouts[key])
         found.append(x._replace(step=step.timer(t, work, s)(VALUES).seconds))
 
     def rank(x: Choice):

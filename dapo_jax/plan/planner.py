@@ -79,8 +79,7 @@ def expected(
 ) -> dict[str, Any]:
     """The step and the run in seconds, chip-hours and bytes."""
     s = Scene(config, shape, sizes, pod)
-    tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
-    work = step.work(config, traffic, s, eval_problems=tests)
+    work = step.work(config, traffic, s)
     timer = step.timer(config, work, s)
     now = timer(VALUES)
 
@@ -91,7 +90,7 @@ def expected(
     rounds, traces = work.rollouts.steps, work.rollouts.traces
     forward, update = (micro_batch(s, work.packed.pairs, VALUES, update=x) for x in (False, True))
     passes = dict(rows=s.micro_rows, forward=forward._asdict(), update=update._asdict())
-    aged = staleness.aged(config, traffic, work, s, VALUES, tests) if with_staleness else []
+    aged = staleness.aged(config, traffic, work, s, VALUES) if with_staleness else []
     return {
         "step": {
             "expected_s": now.seconds,
