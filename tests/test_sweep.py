@@ -74,6 +74,12 @@ def test_runs_share_the_bases_that_their_fields_do_not_change(tmp_path):
         assert fields[longest] == (24, 32)[int(base[-1])]
         assert f"optim.lr={fields['optim.lr']}" in task.folder and task.after == (base,)
         assert task.folder.endswith(f"seed_{fields['seed']}") and fields["seed"] in (5, 6)
+    for task in bases[1:]:  # earlier commands have made it; the first was cut off
+        (tmp_path / task.folder).mkdir(parents=True)
+        (tmp_path / task.folder / "result.json").write_text(json.dumps({"arguments": task[2]}))
+    more = sweep.settings(["rollout.max_response_tokens=32,24,16", "optim.lr=1e-5,1e-4"])
+    again = [t for t in sweep.tasks(warm(), more, 1, sweep.bases_of(tmp_path)) if not t.after]
+    assert again[0] == bases[1] and [t.folder for t in again] == ["base/1", "base/0", "base/2"]
     (tmp_path / "worked.jsonl").touch()  # rows of one's own make a base too
     mine = warm()
     mine.supervised_warmup.update({"skill_steps": 0, "files": str(tmp_path / "worked.jsonl")})
