@@ -195,10 +195,12 @@ def position(o: Opened, problem: str) -> int:
 
 def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
     """(the group at a position as the step finds it, None for each response that nobody has begun;
-    what is left to draw of it)."""
+    what is left to draw of it). Under a shorter limit than the run's a response ends there."""
     waiting = {g.position: g for g in o.state.carried}
     ids, G = o.text.train.ids[o.stream[position]], o.config.rollout.group_size
+    most = o.config.rollout.max_response_tokens
     group = waiting.get(position, Group(position, ids, [None] * G))
+    group = group._replace(responses=[r and _within(r, most) for r in group.responses])
     asked = [
         Request(group.prompt, position, i)
         if r is None
@@ -207,6 +209,13 @@ def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
         if r is None or not r.ended
     ]
     return group, asked
+
+
+def _within(r: Response, most: int) -> Response:
+    if len(r.tokens) < most + r.ended:
+        return r
+    short = {k: x[:most] for k, x in r._asdict().items() if isinstance(x, np.ndarray)}
+    return r._replace(**short, truncated=True, ended=True, grade=None, note=b"")
 
 
 def draw(o: Opened, positions: Sequence[int]) -> list[Group]:
