@@ -57,6 +57,7 @@ def test_the_band_of_a_run_is_over_the_problems_of_the_set(tmp_path):
         rows += [{"set": "s", "top_p": 0.7, "score": [2.0, x]} for x in (2.0, 4.0)]
         text = "\n".join(map(json.dumps, [*rows, {"set": "s"}, [1]])) + "\n{"
         (tmp_path / "eval" / f"step_{step:06d}.jsonl").write_text(text)
+    (tmp_path / "eval" / "step_old.jsonl").write_text("")
     found = pictures.intervals(str(tmp_path))
     assert found.keys() == {"eval/s/avg@k", "eval/s_top_p0.7/avg@k"}
     steps, low, high = found["eval/s/avg@k"]

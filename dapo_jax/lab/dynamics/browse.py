@@ -55,14 +55,14 @@ _LISTS = {"pieces": [str], "entropies": [float], "logps": [float], "drawn": [int
 
 def steps(path: str) -> list[int]:
     """The steps of a workdir (local or gs://) that have a file of samples, ascending."""
-    return sorted(_files(path))
+    return list(_files(path))
 
 
 def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
     """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
     ValueError, naming file and line: a row is no sample."""
     out = []
-    for step, file in sorted(_files(path).items()):
+    for step, file in _files(path).items():
         if of is None or step in of:
             where = f"{path}/rollouts/{file.name}"
             lines = enumerate(logs.text_of(file, where).split("\n"), 1)
@@ -71,12 +71,10 @@ def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
 
 
 def _files(path: str) -> dict[int, epath.Path]:
-    folder = logs.place(path) / "rollouts"
-    if not logs.attempt(path, folder.is_dir):
+    found = logs.numbered(path, "rollouts")
+    if not found and not logs.attempt(path, (logs.place(path) / "rollouts").is_dir):
         raise ValueError(f"{path}: no rollouts/ in it; give a run's directory")
-    files = logs.attempt(path, lambda: list(folder.iterdir()))
-    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", f.name), f) for f in files)
-    return {int(match[1]): file for match, file in named if match}
+    return found
 
 
 def _sample(step: int, text: str, where: str) -> Sample:
