@@ -1,4 +1,4 @@
-"""Before a run: which gold answers its reward takes, and how sure a share of few groups is."""
+"""Before a run: which gold answers its reward takes."""
 
 import pytest
 
@@ -50,10 +50,3 @@ def test_why_a_gold_answer_fails_is_said():
     found = before.gold(grading.judge(config.base().reward, score), ASKED)
     assert found.usual == "Answer: {}" and found.failed[0][1] == "score -1, read as '3'"
     assert found.scores == {"gold": -1.0, "others": -1.0}
-
-
-@pytest.mark.parametrize(("hits", "n"), [(0, 32), (7, 32), (32, 32), (1, 1)])
-def test_wilson_s_ends_are_shares_that_lie_z_deviations_away(hits, n):
-    for q, inside in zip(before.wilson(hits, n), (hits > 0, hits < n), strict=True):
-        assert (hits / n - q) ** 2 == pytest.approx(1.96**2 * q * (1 - q) / n, abs=1e-12)
-        assert 0 <= q <= 1 and (q not in (0, 1)) >= inside

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
+from scipy import stats
 
 from dapo_jax import build
 from dapo_jax.config import cli, validation
@@ -115,16 +116,9 @@ def probed(config, text: build.Text, model_dir, problems_asked: int, say) -> dic
     tokens = sum(r.length for g in groups for r in g.responses)
     got = Collected([], [], groups, n, 1, 1.0)
     found = metrics.rollout_metrics(config, got, tokens)
-    low, high = wilson(teach, n)
+    low, high = stats.binomtest(teach, n).proportion_ci(method="wilson")
     kept = {k: float(x) for k, x in found.items() if not isinstance(x, list) and "batch" not in k}
-    return {"groups": n, "teach": teach, "teach_low": low, "teach_high": high, **kept}
-
-
-def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share, 95% at z = 1.96."""
-    p, over = hits / n, 1 + z * z / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max((middle - half) / over, 0.0), min((middle + half) / over, 1.0)
+    return {"groups": n, "teach": teach, "teach_low": float(low), "teach_high": float(high), **kept}
 
 
 def report(config, text: build.Text, found: Gold, probe: dict[str, float]) -> Iterator[str]:
