@@ -307,10 +307,7 @@ def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.Parser(
-        prog="python -m dapo_jax.lab explain", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("python -m dapo_jax.lab explain", description=__doc__)
     parser.add_argument("run", metavar="RUN[@STEP]", help="workdir, local or gs://, and a step")
     parser.add_argument("problem", nargs="?", help="id of rollouts/, or position of the stream")
     parser.add_argument("sample", nargs="?", type=int, help="0, 1, ... in the group")

@@ -8,7 +8,6 @@ in the file, which are there to be changed: slots and rows of a micro-batch alte
 update, groups and lengths do.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -111,10 +110,7 @@ def text(found: Machine, chosen: Choice, named: dict[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.Parser(
-        prog="python -m dapo_jax.plan.first", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("python -m dapo_jax.plan.first", description=__doc__)
     parser.add_argument("--model", required=True, help="directory as those of Hugging Face, or hub")
     parser.add_argument("--train", required=True, help="problems, as config.data.train")
     parser.add_argument("--eval", default="", help="other problems, to be evaluated on")
