@@ -200,6 +200,9 @@ def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     row = {"position": int(problem), "pieces": ["x"], "logps": [0.0], "reward": 0.0}
     file.write_text(json.dumps(row) + "\n")
     assert explain.main([f"{copy}@4", problem]) == 1
+    with pytest.raises(SystemExit):  # what was found is told before it is written
+        explain.main([f"{copy}@4", problem, f"--json={tmp_path}/none/a.json"])
+    assert capsys.readouterr().out.count("NOT AS RECORDED") == 2
 
 
 @pytest.mark.slow

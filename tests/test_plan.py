@@ -285,6 +285,8 @@ def test_command_line(shell, tmp_path):
     assert saved["parameters"] == 101_952 and saved["fits"] is True
     done = shell.python(*command, "--topology=v5litepod-1", "--json=s9://x")
     assert done.stderr == "error: --json=s9://x: wants a file on this machine; no folder s9:\n"
+    done = shell.python(*command, "--topology=v5litepod-1", f"--json={tmp_path}")
+    assert done.stderr.endswith("wants a file on this machine; is a folder\n")
     done = shell.python(*command, "--topology=v5litepod-3")
     assert done.returncode == 1 and done.stderr.startswith("error: 'v5litepod-3': no TPU slice")
 

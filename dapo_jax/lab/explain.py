@@ -352,11 +352,11 @@ def _run(a: argparse.Namespace) -> int:
         raise ValueError(
             f"TOKEN {a.token}: the response has tokens 0 to {len(found['tokens']) - 1}"
         )
+    print(prompts.visible(explanation.text(found, a.token)), flush=True)  # minutes' work: first
     if a.json:
         files.write_json(pathlib.Path(a.json), found)
     if a.page:
         files.write(pathlib.Path(a.page), explanation.file(found))
-    print(prompts.visible(explanation.text(found, a.token)))
     return int(bool(found["record"]["differences"]))
 
 
