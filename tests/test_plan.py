@@ -13,7 +13,7 @@ from scripts import ROOT
 from dapo_jax import config, plan
 from dapo_jax.config import presets
 from dapo_jax.model import hf, qwen2
-from dapo_jax.plan import constants, footprint, layouts, planner, report
+from dapo_jax.plan import constants, footprint, layouts, planner, report, step
 from dapo_jax.pods import slices
 
 V5P, V6E = slices.parse("v5p-256"), slices.parse("v6e-256")
@@ -272,6 +272,14 @@ def test_the_figures_are_the_recorded_ones(name):
     assert all(jax.tree.leaves(same)), same
     for constant, (low, high) in got["step"]["uncertain"].items():  # 'low' makes a step short
         assert low <= 1e-6 and high >= -1e-6, constant
+
+
+def test_room_for_the_checkpoints_that_are_kept():
+    c = big("0.5B", checkpoint__every=10, checkpoint__keep=2, checkpoint__keep_best=1, steps=100)
+    s = plan.Scene(c, plan.network(c), sizes(1, 1, 1), slices.parse("v6e-1"))
+    for c.checkpoint.keep_every, n in ((0, 4), (25, 4 + 2), (5, 4 + 10)):
+        run = planner._run(c, s, step.Expected({"update": 1.0, "old log-probs": 0.0}, {}))
+        assert run["checkpoints_bytes"] == n * run["checkpoint_bytes"]
 
 
 def test_command_line(shell, tmp_path):

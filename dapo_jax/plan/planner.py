@@ -1,5 +1,6 @@
 """Everything about one config on one slice, as plain JSON values (bytes, seconds, tokens)."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,10 @@ def expected(
 
 def _run(config, s: Scene, now: step.Expected) -> dict[str, Any]:
     saved = step.checkpoint_bytes(config, s)
-    kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best  # one is being written
+    c = config.checkpoint
+    kept = c.keep + 1 + c.keep_best  # one is being written
+    if c.keep_every:
+        kept += config.steps // math.lcm(c.keep_every, c.every or max(config.steps, 1))
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
     # The first steps of a value model leave the policy as it is.
     left_out = sum(now.phases[x] for x in ("old log-probs", "update"))
