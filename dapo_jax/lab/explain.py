@@ -5,9 +5,10 @@
     python -m dapo_jax.lab explain RUN@STEP PROBLEM [SAMPLE] [TOKEN]  the group, a sample, a token
 
 STEP is a rollout step as in rollouts/; a checkpoint of the step before has to be kept. PROBLEM is
-an id of rollouts/ (its first digits are enough) or a position of the stream; SAMPLE and TOKEN count
-from 0. Only the problem asked for is drawn. --whole does the whole step again, which gives each
-token's weight, ratio and clip. Exit status 1: what is drawn is not what the run has recorded.
+an id of rollouts/ (its first characters are enough) or, of digits alone, a position of the stream;
+SAMPLE and TOKEN count from 0. Only the problem asked for is drawn. --whole does the whole step
+again, which gives each token's weight, ratio and clip. Exit status 1: what is drawn is not what the
+run has recorded.
 """
 
 import argparse
