@@ -137,10 +137,6 @@ def _text(config: schema.Config, model_dir: pathlib.Path | None, score=None) -> 
         return build.load_text(config, pathlib.Path(folder), model_dir, score)
 
 
-def _files(folder) -> list:
-    return [p for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
-
-
 def lay_out(config: schema.Config) -> list[str]:
     """Put the config on the devices that are here. Returns notes."""
     n = len(jax.devices())
@@ -261,7 +257,8 @@ def journal(o: Opened, position: int) -> dict[int, Response]:
 def _kept(o: Opened) -> Responses | None:
     """The run's journal, of a step that no checkpoint covers yet, under this very config and on
     such devices; None: there is none."""
-    if not o.config.checkpoint.journal_gb or not _files(logs.place(o.path) / JOURNAL):
+    place = logs.place(o.path) / JOURNAL
+    if not (o.config.checkpoint.journal_gb and place.is_dir() and any(place.iterdir())):
         return None
     home = Workdir(o.path, pathlib.Path(o.path), logs.place(o.path), {})
     book = Journal(home, o.config, inputs(o.text, o.config), o.state.counters.step, lambda _: None)

@@ -85,8 +85,8 @@ def main() -> int:
     if given.draft_acceptance and not result["mistakes"]:
         result["drafts"] = compared(config, pod, traffic, given.draft_acceptance)
         show(result["drafts"]["text"])
-    if (given.compile or given.kernels) and (missing := plan_compile.no_compiler(pod)):
-        print(missing, file=sys.stderr)
+    if (given.compile or given.kernels) and not pod.compiler():
+        print(plan_compile.WANTED[pod.platform], file=sys.stderr)
     elif not result["mistakes"]:
         if given.kernels:
             result["kernels"] = kernels.counted(config, pod)
