@@ -1,5 +1,7 @@
 """Before a run: which gold answers its reward takes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from dapo_jax import config
@@ -50,3 +52,17 @@ def test_why_a_gold_answer_fails_is_said():
     found = before.gold(grading.judge(config.base().reward, score), ASKED)
     assert found.usual == "Answer: {}" and found.failed[0][1] == "score -1, read as '3'"
     assert found.scores == {"gold": -1.0, "others": -1.0}
+
+
+@pytest.mark.parametrize(("enabled", "tokens"), [(True, "1,280"), (False, "320")])
+def test_a_step_draws_more_where_the_filter_goes_on(enabled, tokens):
+    """One of four groups teaches, and responses have ten tokens."""
+    c = config.base()
+    c.dynamic_sampling.enabled, c.rollout.groups, c.rollout.group_size = enabled, 8, 4
+    train = SimpleNamespace(ids=[[1]], n_long=0, problems=ASKED[:1])
+    text = SimpleNamespace(
+        train=train, notes=[], tokenizer=SimpleNamespace(decode=lambda *_, **k: "")
+    )
+    probe = {"groups": 4, "teach": 1, "teach_low": 0, "teach_high": 1, "response/length_mean": 10}
+    said = "\n".join(before.report(c, text, before.Gold({}, [], 0, 0, {}), probe))
+    assert f"a step of 8 groups would draw about {tokens} tokens" in said

@@ -146,7 +146,9 @@ def report(config, text: build.Text, found: Gold, probe: dict[str, float]) -> It
             f"probe       {probe['teach']:.0f} of {probe['groups']:.0f} groups of {G} teach:"
             f" {share:.0%}, 95% interval {low:.0%} to {high:.0%}"
         )
-        drawn = config.rollout.groups / max(share, 1 / 64) * G * probe["response/length_mean"]
+        goes_on = config.dynamic_sampling.enabled and config.dynamic_sampling.refill
+        groups = config.rollout.groups / (max(share, 1 / 64) if goes_on else 1)
+        drawn = groups * G * probe["response/length_mean"]
         yield f"    a step of {config.rollout.groups} groups would draw about {drawn:,.0f} tokens"
         tags = ("reward/mean", "reward/accuracy", "sampling/all_correct_frac")
         tags += ("sampling/all_wrong_frac", "response/length_mean", "response/truncated_frac")
