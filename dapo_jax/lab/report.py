@@ -109,7 +109,7 @@ def page(paths: Sequence[str], samples: int = 12, pool_seeds: bool = False) -> s
     no run."""
     first, columns = paths[0], compare.read(paths, pool_seeds)
     there = logs.numbered(first, "rollouts")
-    shown = browse.choose(browse.read(first), samples) if there else []
+    shown = browse.few(first, samples) if there else []
     ledger = goodput.read(logs.place(first) / "events.jsonl")
     parts = [(goodput.LOST.get(what.rpartition("/")[2], "steps that count"), share)
              for what, share in ledger.shares().items() if share >= 0.0005]  # fmt: skip
