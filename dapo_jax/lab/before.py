@@ -77,9 +77,8 @@ def gold(judge: grading.Judge, asked: Sequence[Problem]) -> Gold:
     every = range(len(asked) if len(distinct) > 1 else 0)
     others = graded(found.usual, [after[a] for a in own], every)
     mine = graded(found.usual, own, range(len(asked)))
-    mean = lambda rows: float(
-        np.mean([g.score for g in rows.values() if isinstance(g, Grade)] or 0)
-    )
+    scores = lambda rows: [g.score for g in rows.values() if isinstance(g, Grade)]
+    mean = lambda rows: float(np.mean(scores(rows) or 0))
     return found._replace(
         failed=[(asked[i], _why(mine[i])) for i in left],
         others=sum(_right(others[i], bare[i]) for i in every),

@@ -139,11 +139,8 @@ def evaluated(path: str) -> list[Answer]:
         for row in map(logs.json_object, logs.text_of(file, path).split("\n")):
             row = row or {}
             columns = [row.get(k) for k in ("extracted", "correct", "truncated")]
-            if not isinstance(row.get("gold"), str) or not all(
-                isinstance(x, list) for x in columns
-            ):
-                continue
-            for said, right, cut in zip(*columns, strict=False):
+            ours = isinstance(row.get("gold"), str) and all(isinstance(x, list) for x in columns)
+            for said, right, cut in zip(*columns, strict=False) if ours else ():
                 if isinstance(said, str) and isinstance(right, bool) and not cut:
                     out.append(Answer(step, row["gold"], said, right))
     return out
@@ -183,15 +180,11 @@ def lacks(e: Evidence, rule: causes.Rule) -> str:
             if not getattr(e, need):
                 return f"no {'config.json' if need == 'config' else 'samples in rollouts/'}"
             continue
-        tags = [
-            t
-            for t in e.series
-            for n in need.split("|")
-            if t == n or (n[-1] == "/" and t.startswith(n))
-        ]
+        family, names = need.endswith("/"), need.split("|")
+        tags = [t for t in e.series if (t.startswith(need) if family else t in names)]
         if not tags:
             return f"not logged: {need.replace('|', ' or ')}"
-        if not need.endswith("/"):
+        if not family:
             seen.append(max(len(e.curve(t).values) for t in tags))
     if seen and min(seen) < rule.fewest:
         return f"{min(seen)} steps with figures, and it takes {rule.fewest}"

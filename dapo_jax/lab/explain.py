@@ -162,12 +162,8 @@ def _difference(o: Opened, group: Group, row: Mapping[str, Any]) -> str:
                     said = f"{where}: at token {n} {b!r} was replied, and {a!r} when asked again"
             continue
         gap = np.abs(r.logps - np.array(row["logps"], float))[r.drawn].max()
-        grade = float(
-            reward.shaped(
-                group.grades.score_G[i], r.length, o.config.rollout.max_response_tokens,
-                o.config.reward,
-            )
-        )  # fmt: skip
+        longest, score = o.config.rollout.max_response_tokens, group.grades.score_G[i]
+        grade = float(reward.shaped(score, r.length, longest, o.config.reward))
         if gap > ROUNDED:
             return f"{where}: equal tokens, but log-probs differ by {gap:.2g}"
         if abs(grade - row["reward"]) > 1e-9:
@@ -251,14 +247,8 @@ def _places(shape, params, ids_T, length, uniform_T, temperature, top_p, mode: s
 
 def unlike(found: Whole) -> list[str]:
     """The numbers of metrics.jsonl that the step done again has otherwise, a line each."""
-    same = lambda a, b: (
-        a == b
-        or (
-            isinstance(a, float)
-            and b is not None
-            and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
-        )
-    )
+    near = functools.partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)
+    same = lambda a, b: a == b or (isinstance(a, float) and b is not None and near(a, b))
     pairs = {t: (found.recorded[t], x) for t, x in found.found.items() if t in found.recorded}
     differ = {t: pair for t, pair in pairs.items() if not same(*pair)}
     return [f"metrics.jsonl: {t} is {a!r:.60}, and {b!r:.60} now" for t, (a, b) in differ.items()]
