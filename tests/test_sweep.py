@@ -10,6 +10,7 @@ from absl import flags
 
 from dapo_jax.config import schema
 from dapo_jax.lab import sweep
+from dapo_jax.lab.experiments import training
 from dapo_jax.log import metrics
 
 
@@ -97,6 +98,15 @@ def test_configs_that_cannot_work_are_refused_before_anything_starts():
         sweep.tasks(warm(), wanted, 1)
     named = [line.split(":")[0] for line in str(error.value).splitlines()]
     assert named == ["config.rollout.group_size", "config.optim.lr"]
+
+
+def test_runs_share_no_directory_of_checkpoints(tmp_path, capsys):
+    c = warm()
+    c.checkpoint.directory = str(tmp_path / "all")
+    with pytest.raises(SystemExit):
+        training.run_all(sweep.tasks(c, [{"optim.lr": 1e-4}], 2), tmp_path / "s", "sweep")
+    assert capsys.readouterr().err.startswith("error: config.checkpoint.directory: these runs")
+    assert not (tmp_path / "s").exists()
 
 
 def test_no_number_of_jobs_is_negative():
