@@ -183,14 +183,16 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     layer = (qwen2.param_count(shape) - D * tables) / L
     block = item * tokens * (of_mlp * F / mlp + of_heads * H * d / heads + of_stream * D)
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
+    # One that stays as it is XLA:TPU reads where it lies.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
-    copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
+    there = parts("embed", train, sizes) == 1  # nothing is gathered
+    copied = 0 if there and (wide or (shape.lora and not gpu)) else 2 * head_weights
     logit = 4  # bytes
     if gpu and item < 4:  # XLA:GPU has them, and the gradient of a head that is trained, in both
         copied, logit = copied / 2 * (1 if shape.lora else 1 + 4 / item), 4 + item
     head = copied + logit * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
-    whole = gpu and parts("embed", train, sizes) == 1  # nothing is gathered
+    whole = gpu and there
     gathered = 1 if whole else 2 if shape.lora else 3
     # Weights that stay as they are are cut out of the stack of layers, all of them at once; with
     # 'none' some are cut out again where memory is short.
