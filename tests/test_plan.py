@@ -165,6 +165,17 @@ def test_a_cache_takes_what_as_many_slots_leave():
     assert all(x.peak > 0.895 * pod.chip.hbm for x in every if x.cache_fraction < 1)
 
 
+def test_places_of_guesses_are_counted_and_kept_to():
+    """Logits are made for all of them, and no more slots than places are suggested."""
+    c, pod = big("7B", mesh__tensor=4), slices.parse("v6e-16")
+    c.rollout.slots, c.optim.micro_batch_rows, c.rollout.cache_fraction = 64, 4, 0.2
+    logits = lambda: plan.memory(c, plan.network(c), sizes(1, 4, 4))["sampling"]["logits"]
+    before, c.rollout.draft_tokens, c.rollout.draft_places = logits(), 4, 128
+    assert logits() == 2 * before
+    every = list(layouts.fitting(c, plan.network(c), pod, TRAFFIC, room=0.1))
+    assert every and not any(plan.mistakes(t, plan.network(t), pod) for _, t in every)
+
+
 def test_too_big_names_what_is_big_enough():
     out = plan.plan(big(), slices.parse("v6e-16"), TRAFFIC, 0.1)
     assert not out["fits"] and not out["suggestions"]

@@ -114,14 +114,15 @@ def memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str, dict[
         "value model's weights (float32)": 4 * of_value,
         "value model's moments (float32)": 8 * of_value,
     }
-    prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
+    most = max(rollout.slots, rollout.draft_places)  # rows of a pass, guessed tokens among them
+    prompts, drawn = (-(-n // shards) for n in (rollout.prefill_prompts, most))
     window = config.data.max_prompt_tokens
     cells = prompts * (once := min(rollout.prefill_tokens, window))
     heads = (platform == "gpu") * shape.num_heads / parts("heads", decode, sizes)
     scores = 4 * prompts * heads * min(shape.attention_chunk, once) * window
     F, D, mlp = shape.intermediate_size, shape.hidden_size, parts("mlp", train, sizes)
     wide = wide_count(config, shape) / math.prod(parts(a, decode, sizes) for a in HEAD)
-    logits = 3 * 4 * slots * shape.vocab_size / parts("vocab", train, sizes)
+    logits = 3 * 4 * drawn * shape.vocab_size / parts("vocab", train, sizes)
     sampling = {
         "cache": tokens / shards * per_token,
         "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * wide,
