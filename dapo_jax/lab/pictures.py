@@ -147,11 +147,8 @@ def said(field: str, values: Sequence, tag: str, scores: Sequence[Sequence[float
     elif near := [v for v, x in zip(values, found, strict=True)
                   if v != values[best] and x.high >= found[best].low]:  # fmt: skip
         line += f"; the intervals of {', '.join(map(str, near))} reach as high"
-    ends = (
-        {min(values): "smallest", max(values): "largest"}
-        if all(map(logs.is_number, values))
-        else {}
-    )
+    numbers = all(map(logs.is_number, values))
+    ends = {min(values): "smallest", max(values): "largest"} if numbers else {}
     if end := ends.get(values[best]):
         line += f"; it is the {end} value, and the best may lie beyond"
     return line

@@ -36,8 +36,7 @@ def over_seeds(
     ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], label: str, color: str,
     even: bool = False, **style,
 ) -> None:  # fmt: skip
-    """The mean over seeds and its 95% interval, from where every seed has begun as far as every
-    seed goes. curves: (x [n], values
+    """The mean over seeds and its 95% interval, where all seeds have values. curves: (x [n], values
     [n]) of each seed, brought to one grid by straight lines: the first one's x or, for seeds that
     have no two points at the same place, an `even` one. More than 30 points are smoothed over 5.
     style: of the line."""
