@@ -103,8 +103,8 @@ def steps(names: Sequence[str]) -> Table:
             how = config.dynamic_sampling.surplus, config.eval.with_rollout, s.last_row_tokens
             if (key := (s.sizes, stale, *how)) not in known:
                 more = staleness.carrying(config, TRAFFIC, s, stale)[0] if stale else {}
-                how = dict(eval_problems=TRAFFIC.eval_problems, rollouts=more.get("rollouts"))
-                known[key] = step.work(config, TRAFFIC, s, **how)._replace(**more)
+                work = step.work(config, TRAFFIC, s, rollouts=more.get("rollouts"))
+                known[key] = work._replace(**more)
             timer = step.timer(config, known[key], s)
             now, spread = timer(VALUES), step.spread(timer)
             others = now.seconds - sum(seconds := [now.phases[x] for x in phases])

@@ -9,7 +9,6 @@ The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (witho
 without `transformers`.
 """
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -161,9 +160,7 @@ def check(src: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    raw = argparse.RawDescriptionHelpFormatter
-    prog = "python -m dapo_jax.convert"
-    parser = cli.Parser(prog=prog, description=__doc__, formatter_class=raw)
+    parser = cli.Parser("python -m dapo_jax.convert", description=__doc__)
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("to-orbax", help="Hugging Face -> Orbax")
     made.set_defaults(run=to_orbax)

@@ -68,7 +68,10 @@ def fail(message: str) -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line whose mistakes end as all others do."""
+    """A command line whose mistakes end as all others do; its help keeps its lines."""
+
+    def __init__(self, *args, formatter_class=argparse.RawDescriptionHelpFormatter, **settings):
+        super().__init__(*args, formatter_class=formatter_class, **settings)
 
     def error(self, message: str) -> NoReturn:
         fail(f"{message}; {self.prog} --help says what there is")

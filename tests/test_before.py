@@ -1,4 +1,6 @@
-"""Before a run: which gold answers its reward takes, and how sure a share of few groups is."""
+"""Before a run: which gold answers its reward takes."""
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,8 +54,15 @@ def test_why_a_gold_answer_fails_is_said():
     assert found.scores == {"gold": -1.0, "others": -1.0}
 
 
-@pytest.mark.parametrize(("hits", "n"), [(0, 32), (7, 32), (32, 32), (1, 1)])
-def test_wilson_s_ends_are_shares_that_lie_z_deviations_away(hits, n):
-    for q, inside in zip(before.wilson(hits, n), (hits > 0, hits < n), strict=True):
-        assert (hits / n - q) ** 2 == pytest.approx(1.96**2 * q * (1 - q) / n, abs=1e-12)
-        assert 0 <= q <= 1 and (q not in (0, 1)) >= inside
+@pytest.mark.parametrize(("enabled", "tokens"), [(True, "1,280"), (False, "320")])
+def test_a_step_draws_more_where_the_filter_goes_on(enabled, tokens):
+    """One of four groups teaches, and responses have ten tokens."""
+    c = config.base()
+    c.dynamic_sampling.enabled, c.rollout.groups, c.rollout.group_size = enabled, 8, 4
+    train = SimpleNamespace(ids=[[1]], n_long=0, problems=ASKED[:1])
+    text = SimpleNamespace(
+        train=train, notes=[], tokenizer=SimpleNamespace(decode=lambda *_, **k: "")
+    )
+    probe = {"groups": 4, "teach": 1, "teach_low": 0, "teach_high": 1, "response/length_mean": 10}
+    said = "\n".join(before.report(c, text, before.Gold({}, [], 0, 0, {}), probe))
+    assert f"a step of 8 groups would draw about {tokens} tokens" in said

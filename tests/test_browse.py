@@ -90,6 +90,20 @@ def test_problems_seen_again_come_first():
     assert len(browse.choose(samples, most=100)) == len(samples)
 
 
+def test_a_few_of_a_run_are_chosen_without_the_tokens_of_all(tmp_path, monkeypatch):
+    for step in range(1, 9):
+        put(tmp_path, step, [NEW | {"problem": f"p{step % 6}"}, NEW | {"problem": f"p{step + 9}"}])
+    path, made = str(tmp_path), browse.choose
+    want = made(browse.read(path), 4)
+    monkeypatch.setattr(browse, "choose", lambda rows, most: [*map(bare, made(rows, most))])
+
+    def bare(sample):
+        assert sample.pieces == sample.logps == ()
+        return sample
+
+    assert browse.few(path, 4) == want and len({s.problem for s in want}) == 4
+
+
 ALLOWED = {"div", "span", "b", "h3", "details", "summary", "table", "tr", "td", "th"}
 
 

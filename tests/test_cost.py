@@ -8,7 +8,7 @@ from test_qwen2 import mesh_of
 from dapo_jax import build, config, plan
 from dapo_jax.config import presets, validation
 from dapo_jax.dapo import dynamic_sampling
-from dapo_jax.plan import planner, roofline, simulate
+from dapo_jax.plan import planner, roofline, simulate, step
 from dapo_jax.plan.constants import VALUES
 from dapo_jax.plan.simulate import Traffic
 from dapo_jax.pods import slices, topology
@@ -39,7 +39,8 @@ def test_lengths_have_their_mean_after_the_cut(mean, cap):
     assert spread.std() == pytest.approx(0.9, abs=0.02)
     between = spread.mean(1).var() - spread.var(1, ddof=1).mean() / 16
     assert between == pytest.approx(0.405, abs=0.03)
-    with pytest.raises(ValueError, match="mean response of 32 tokens"):
+    assert (simulate.lengths(Traffic(1, 1), 1, 4, 2) == 1).all()  # a choice of one token
+    with pytest.raises(ValueError, match="mean response of 32 tokens: wants 1 to 31, as"):
         simulate.log_mean(32, 0.9, 32)
 
 
@@ -61,6 +62,17 @@ def test_slots_by_hand():
     assert got.count_CxS.sum() >= 13 and (got.count_CxS > 0).sum(1).max() == 1
     with pytest.raises(ValueError, match="2 pages hold no row of 12 tokens"):
         simulate.sample(np.array([[6]]), prompt=5, cap=8, sizes=sizes._replace(pages=2))
+
+
+def test_an_evaluation_has_the_sets_of_a_run():
+    """The embedded task has two of its own, other problems those that are named."""
+    sizes = simulate.Sizes(slots=4, shards=1, chunk=2, pages=40, page_tokens=4, prefill_rows=1)
+    c, rows = config.base(), []
+    c.eval.k, c.eval.top_p, c.eval.max_response_tokens = 1, 1.0, 1
+    for c.data.train, c.eval.files in (("", ""), ("", "a=a"), ("b", "a=a, c=c,"), ("b", "")):
+        calls = step.evaluation(c, Traffic(5, 2, eval_problems=3), sizes)
+        rows.append(sum(trace.count_CxS.sum() for _, trace in calls))
+    assert rows == [6, 3, 6, 0]
 
 
 def test_what_no_batch_can_use_ends_in_the_simulation_as_in_a_run():

@@ -68,7 +68,7 @@ def evaluated(*values):
 
 
 EVAL = "eval/heldout/avg@k"
-STALE = {"rollout.staleness": 4}
+STALE, ALONE = {"rollout.staleness": 4}, {"rollout.group_size": 1}
 FALLS, SEEN = line(0.3, 0.1), {"data__problems_seen": flat(99)}
 NEAR = [Answer(0, str(i), str(i + 1), False) for i in range(40)]  # of a gold answer each
 ANY = [Answer(0, str(i), str(17 * i % 40), False) for i in range(40)]
@@ -219,6 +219,10 @@ MORE = [
     (causes.none_left, dict(curriculum__left_out=line(0, 70), data__epochs=line(0, 4),
                             reward__accuracy=UP[:-2], **SEEN),
      dict(curriculum__left_out=line(0, 70), data__epochs=line(0, 4), **SEEN)),
+    (causes.no_signal, dict(sampling__accept_frac=flat(0), reward__accuracy=flat(0.3)),
+     dict(sampling__accept_frac=flat(0), reward__accuracy=flat(0.3), fields=ALONE)),
+    (causes.collapses, dict(sampling__accept_frac=flat(0), policy__entropy=line(1, 0.01) ** 2),
+     dict(sampling__accept_frac=flat(0), policy__entropy=line(1, 0.01) ** 2, fields=ALONE)),
 ]  # fmt: skip
 
 

@@ -18,10 +18,11 @@ from dapo_jax import build, config, train
 from dapo_jax.checkpoint import checkpoint
 from dapo_jax.config import cli, schema
 from dapo_jax.dapo import advantage
+from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.data import tokenizer
 from dapo_jax.lab import before, explain, explanation, redraw, replies
 from dapo_jax.reward.tools import Reply
-from dapo_jax.rollout.engine import Draw, Store
+from dapo_jax.rollout.engine import Draw, Response, Store
 from dapo_jax.variants import turns
 
 FIELDS = {
@@ -157,6 +158,20 @@ def test_a_longer_limit_goes_on_with_the_same_tokens(made):
     assert all(b["response"].startswith(a["response"]) for a, b in zip(was, now, strict=True))
 
 
+def test_what_earlier_steps_drew_ends_at_a_shorter_limit():
+    def row(n, ended):
+        return Response(np.arange(n), np.zeros(n), np.zeros(n), False, np.zeros(n, int), ended)
+
+    group = Group(7, [1, 2], [row(6, False), row(6, True), row(4, True), row(3, False)])
+    text = SimpleNamespace(train=SimpleNamespace(ids=[[1, 2]]))
+    rollout = SimpleNamespace(group_size=4, max_response_tokens=4)
+    o = SimpleNamespace(state=SimpleNamespace(carried=[group]), text=text, stream=[0] * 8)
+    o.config = SimpleNamespace(rollout=rollout)
+    found, asked = redraw.begun(o, 7)
+    assert [len(r.versions) for r in found.responses] == [4, 4, 4, 3] and len(asked) == 1
+    assert [r.truncated for r in found.responses] == [True, True, False, False]
+
+
 def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     path, drawn = made
     copy = tmp_path / "copy"
@@ -180,11 +195,14 @@ def test_other_weights_than_the_run_s_are_noticed(made, tmp_path, capsys):
     # A record that says otherwise
     file = copy / "rollouts" / "step_000004.jsonl"
     assert not file.exists()  # of a step that the run has not made
-    assert explain.main([f"{copy}@4", problem]) == 0
+    assert explain.main([f"{copy}@4", problem, "--whole"]) == 0
     assert "nothing: the run has no record" in capsys.readouterr().out
     row = {"position": int(problem), "pieces": ["x"], "logps": [0.0], "reward": 0.0}
     file.write_text(json.dumps(row) + "\n")
     assert explain.main([f"{copy}@4", problem]) == 1
+    with pytest.raises(SystemExit):  # what was found is told before it is written
+        explain.main([f"{copy}@4", problem, f"--json={tmp_path}/none/a.json"])
+    assert capsys.readouterr().out.count("NOT AS RECORDED") == 2
 
 
 @pytest.mark.slow

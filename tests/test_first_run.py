@@ -53,6 +53,11 @@ def test_the_first_choice_that_fits(platform, devices, gb):
 def test_this_machine_and_what_is_refused(tmp_path, capsys, monkeypatch):
     found = first.machine()
     assert (found.platform, found.devices) == ("cpu", len(jax.local_devices())) and found.free > 0
+    for n, text in enumerate(("max\n", "1000000\n")):  # of a container
+        (tmp_path / str(n)).write_text(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "LIMITS", [tmp_path / x for x in ("none", "0", "1")])
+        assert first.machine().free == 0.6e6 / found.devices
     little = first.Machine("x", "gpu", 1, 1e9)
     monkeypatch.setattr(first, "machine", lambda: little)
     out = tmp_path / "mine.py"

@@ -81,6 +81,15 @@ def test_lines_are_what_was_logged(figure, title, label, tag):
     np.testing.assert_array_equal(found, run.series[tag])
 
 
+@pytest.mark.parametrize("even", [True, False])
+def test_seeds_are_averaged_where_all_of_them_are(even):
+    (ax,) = ink.panels(1, 1)[1]
+    at = np.array([[0.0, 4, 8, 12], [4.0, 8, 10, 16]])
+    ink.over_seeds(ax, [(x, 2 * x) for x in at], "a", "red", even)
+    x, y = ax.lines[0].get_data()
+    assert 4 <= x[0] < 4.2 and x[-1] == 12 and y.tolist() == pytest.approx((2 * x).tolist())
+
+
 @pytest.mark.parametrize("window", [1, 3, 9, 99])
 def test_smooth_against_a_loop(window):
     values = np.random.default_rng(0).normal(size=40)

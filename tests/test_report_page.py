@@ -4,9 +4,11 @@ import json
 import shutil
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from dapo_jax.lab import compare, report
+from dapo_jax.lab.dynamics.logs import Run
 
 HOSTILE = '</td></svg><script>alert(1)</script><img src="http://x" onerror=alert(1)>'
 ROW = {
@@ -59,6 +61,14 @@ def test_the_page_is_whole_and_fetches_nothing(run, tmp_path, capsys):
     ids = [line for line in text.split('id="')[1:] if line.startswith("p")]
     clips = [x.partition('"')[0] for x in ids if len(x.partition('"')[0]) == 11]
     assert len(clips) == len(set(clips))  # of several figures in one page
+
+
+def test_a_clock_without_numbers_tells_no_day():
+    about = lambda walls: report.about(
+        compare.Column("a", [Run("a", {"time/wall": (np.array([1, 2]), np.array(walls))})], None)
+    )
+    assert about([np.nan, np.nan]) == "a log without a config"
+    assert about([86400.0, np.nan]).endswith("last record 1970-01-02 00:00 UTC")
 
 
 def test_what_is_no_run_is_one_line(tmp_path, capsys):

@@ -9,6 +9,8 @@ def test_several_slices_and_jax_s_names():
     pod = pods.parse("2xv5p-256")
     assert (pod.topology, pod.slices, pod.chips, pod.cloud) == ("v5p:4x4x8", 2, 256, "2xv5p-256")
     assert pods.parse("tpu7x-128").devices == 128  # two of a chip
+    odd = ["v5p:2x8x8", "2xv6e:2x3"]  # as many chips as v5p-256 has, and as no slice has
+    assert [pods.parse(name).cloud for name in odd] == odd
     assert pods.parse("2xv5p:4x4x8") == pod and pods.parse("v5e-256") == pods.parse("v5e:16x16")
 
 

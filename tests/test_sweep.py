@@ -10,6 +10,7 @@ from absl import flags
 
 from dapo_jax.config import schema
 from dapo_jax.lab import sweep
+from dapo_jax.lab.experiments import training
 from dapo_jax.log import metrics
 
 
@@ -74,6 +75,12 @@ def test_runs_share_the_bases_that_their_fields_do_not_change(tmp_path):
         assert fields[longest] == (24, 32)[int(base[-1])]
         assert f"optim.lr={fields['optim.lr']}" in task.folder and task.after == (base,)
         assert task.folder.endswith(f"seed_{fields['seed']}") and fields["seed"] in (5, 6)
+    for task in bases[1:]:  # earlier commands have made it; the first was cut off
+        (tmp_path / task.folder).mkdir(parents=True)
+        (tmp_path / task.folder / "result.json").write_text(json.dumps({"arguments": task[2]}))
+    more = sweep.settings(["rollout.max_response_tokens=32,24,16", "optim.lr=1e-5,1e-4"])
+    again = [t for t in sweep.tasks(warm(), more, 1, sweep.bases_of(tmp_path)) if not t.after]
+    assert again[0] == bases[1] and [t.folder for t in again] == ["base/1", "base/0", "base/2"]
     (tmp_path / "worked.jsonl").touch()  # rows of one's own make a base too
     mine = warm()
     mine.supervised_warmup.update({"skill_steps": 0, "files": str(tmp_path / "worked.jsonl")})
@@ -91,6 +98,15 @@ def test_configs_that_cannot_work_are_refused_before_anything_starts():
         sweep.tasks(warm(), wanted, 1)
     named = [line.split(":")[0] for line in str(error.value).splitlines()]
     assert named == ["config.rollout.group_size", "config.optim.lr"]
+
+
+def test_runs_share_no_directory_of_checkpoints(tmp_path, capsys):
+    c = warm()
+    c.checkpoint.directory = str(tmp_path / "all")
+    with pytest.raises(SystemExit):
+        training.run_all(sweep.tasks(c, [{"optim.lr": 1e-4}], 2), tmp_path / "s", "sweep")
+    assert capsys.readouterr().err.startswith("error: config.checkpoint.directory: these runs")
+    assert not (tmp_path / "s").exists()
 
 
 def test_no_number_of_jobs_is_negative():

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
+from scipy import stats
 
 from dapo_jax import build
 from dapo_jax.config import cli, validation
@@ -76,9 +77,8 @@ def gold(judge: grading.Judge, asked: Sequence[Problem]) -> Gold:
     every = range(len(asked) if len(distinct) > 1 else 0)
     others = graded(found.usual, [after[a] for a in own], every)
     mine = graded(found.usual, own, range(len(asked)))
-    mean = lambda rows: float(
-        np.mean([g.score for g in rows.values() if isinstance(g, Grade)] or 0)
-    )
+    scores = lambda rows: [g.score for g in rows.values() if isinstance(g, Grade)]
+    mean = lambda rows: float(np.mean(scores(rows) or 0))
     return found._replace(
         failed=[(asked[i], _why(mine[i])) for i in left],
         others=sum(_right(others[i], bare[i]) for i in every),
@@ -115,16 +115,9 @@ def probed(config, text: build.Text, model_dir, problems_asked: int, say) -> dic
     tokens = sum(r.length for g in groups for r in g.responses)
     got = Collected([], [], groups, n, 1, 1.0)
     found = metrics.rollout_metrics(config, got, tokens)
-    low, high = wilson(teach, n)
+    low, high = stats.binomtest(teach, n).proportion_ci(method="wilson")
     kept = {k: float(x) for k, x in found.items() if not isinstance(x, list) and "batch" not in k}
-    return {"groups": n, "teach": teach, "teach_low": low, "teach_high": high, **kept}
-
-
-def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share, 95% at z = 1.96."""
-    p, over = hits / n, 1 + z * z / n
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max((middle - half) / over, 0.0), min((middle + half) / over, 1.0)
+    return {"groups": n, "teach": teach, "teach_low": float(low), "teach_high": float(high), **kept}
 
 
 def report(config, text: build.Text, found: Gold, probe: dict[str, float]) -> Iterator[str]:
@@ -152,7 +145,9 @@ def report(config, text: build.Text, found: Gold, probe: dict[str, float]) -> It
             f"probe       {probe['teach']:.0f} of {probe['groups']:.0f} groups of {G} teach:"
             f" {share:.0%}, 95% interval {low:.0%} to {high:.0%}"
         )
-        drawn = config.rollout.groups / max(share, 1 / 64) * G * probe["response/length_mean"]
+        goes_on = config.dynamic_sampling.enabled and config.dynamic_sampling.refill
+        groups = config.rollout.groups / (max(share, 1 / 64) if goes_on else 1)
+        drawn = groups * G * probe["response/length_mean"]
         yield f"    a step of {config.rollout.groups} groups would draw about {drawn:,.0f} tokens"
         tags = ("reward/mean", "reward/accuracy", "sampling/all_correct_frac")
         tags += ("sampling/all_wrong_frac", "response/length_mean", "response/truncated_frac")

@@ -340,7 +340,7 @@ def collapses(e: Evidence) -> Finding | None:
     tag = next(t for t in ("policy/entropy", "policy/batch_entropy") if t in e.series)
     c, half = e.curve(tag), len(e.score.values) // 2
     rising = Curve(e.score.steps[half:], e.score.values[half:]).gained(e.scale)
-    alike = e.curve("sampling/accept_frac").late < 0.15
+    alike = e.mixed.late < 0.15
     bound = (0.05 if rising and alike else 0.15) * c.start
     if e.learned or not c.late < bound or (rising and not alike):
         return None
@@ -352,7 +352,7 @@ def collapses(e: Evidence) -> Finding | None:
 def starts_collapsed(e: Evidence) -> Finding | None:
     """From the first step on responses to a problem are all but the same, and what can be learned
     so is soon learned."""
-    c, mixed = e.curve("policy/entropy"), e.curve("sampling/accept_frac")
+    c, mixed = e.curve("policy/entropy"), e.mixed
     if not (c.start < 0.03 and mixed.median < 0.3) or e.learned:
         return None
     at = e.config.get("rollout.temperature")
@@ -364,7 +364,7 @@ def starts_collapsed(e: Evidence) -> Finding | None:
 def no_signal(e: Evidence) -> Finding | None:
     """Nearly all groups are all wrong or all right from the start on, or most are all wrong and the
     others are right by luck, which the score does not rise from."""
-    c, wrong = e.curve("sampling/accept_frac"), e.curve("sampling/all_wrong_frac").median
+    c, wrong = e.mixed, e.curve("sampling/all_wrong_frac").median
     if e.learns and e.score.start < LEARNED:
         return None
     right = e.curve("sampling/all_correct_frac").median
@@ -375,7 +375,7 @@ def no_signal(e: Evidence) -> Finding | None:
     if wrong > 0.6 and e.score.median < 0.12:
         why = f"share of groups that are all wrong, from start to end; {e.score_tag} stands at"
         why += f" {e.score.median:.2f}, as much as guessing may give"
-        return Finding("sampling/all_wrong_frac", int(c.steps[0]), wrong, 0.6, why)
+        return Finding("sampling/all_wrong_frac", int(e.score.steps[0]), wrong, 0.6, why)
     return None
 
 
@@ -392,7 +392,7 @@ def rate_is_zero(e: Evidence) -> Finding | None:
 
 def does_not_move(e: Evidence) -> Finding | None:
     """Updates leave every token's probability where it was, and nothing is learned."""
-    c, mixed = e.curve("policy/ratio_max"), e.curve("sampling/accept_frac")
+    c, mixed = e.curve("policy/ratio_max"), e.mixed
     several = e.config.get("optim.minibatches", 1) > 1  # after a single update the ratio still is 1
     if not several or e.learns or mixed.median < 0.05 or not c.median < 1.05:
         return None

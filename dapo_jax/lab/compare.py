@@ -9,7 +9,6 @@ been evaluated the least far ends. Between two evaluations a curve is a straight
 `last` are of each run's own length, and their step stands beside them.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -284,9 +283,7 @@ def write(columns: Sequence[Column], json_file: str = "", figure_file: str = "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m dapo_jax.lab compare", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.error = cli.fail  # one line
+    parser = cli.Parser("python -m dapo_jax.lab compare", description=__doc__)
     parser.add_argument("run", nargs="+", help="workdir, local or gs://, or another log")
     parser.add_argument("--json", default="", help="write everything here, each run's values too")
     parser.add_argument("--figure", default="", help="draw the runs here: FILE.png, .pdf or .svg")

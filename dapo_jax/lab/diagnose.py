@@ -10,7 +10,6 @@ Exit status: 0, nothing was found; 2, a cause is named; 3, nothing can be told, 
 steps or figures; 1, RUN is no run.
 """
 
-import argparse
 import math
 import pathlib
 import re
@@ -126,10 +125,8 @@ class Diagnosis(NamedTuple):
 def read(path: str) -> Evidence:
     """What a run has left. ValueError, of one line: it is no run."""
     run, config = logs.read(path), logs.config_of(path)
-    samples: list[browse.Sample] = []
-    if logs.attempt(path, (logs.place(path) / "rollouts").is_dir):
-        steps, half = browse.steps(path), STEPS_OF_SAMPLES // 2
-        samples = browse.read(path, {*steps[:half], *steps[-half:]})
+    steps, half = [*logs.numbered(path, "rollouts")], STEPS_OF_SAMPLES // 2
+    samples = browse.read(path, {*steps[:half], *steps[-half:]}) if steps else []
     fields = {} if config is None else schema.leaves(config)
     return Evidence(run.series, fields, samples, evaluated(path))
 
@@ -137,20 +134,13 @@ def read(path: str) -> Evidence:
 def evaluated(path: str) -> list[Answer]:
     """The answers of the first and the last evaluation that the limit did not cut off. Rows of
     another form are left out."""
-    folder, out = logs.place(path) / "eval", []
-    if not logs.attempt(path, folder.is_dir):
-        return []
-    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", f.name), f) for f in folder.iterdir())
-    found = sorted((int(match[1]), file) for match, file in named if match)
-    for step, file in {step: file for step, file in (*found[:1], *found[-1:])}.items():
+    found, out = [*logs.numbered(path, "eval").items()], []
+    for step, file in dict((*found[:1], *found[-1:])).items():
         for row in map(logs.json_object, logs.text_of(file, path).split("\n")):
             row = row or {}
             columns = [row.get(k) for k in ("extracted", "correct", "truncated")]
-            if not isinstance(row.get("gold"), str) or not all(
-                isinstance(x, list) for x in columns
-            ):
-                continue
-            for said, right, cut in zip(*columns, strict=False):
+            ours = isinstance(row.get("gold"), str) and all(isinstance(x, list) for x in columns)
+            for said, right, cut in zip(*columns, strict=False) if ours else ():
                 if isinstance(said, str) and isinstance(right, bool) and not cut:
                     out.append(Answer(step, row["gold"], said, right))
     return out
@@ -190,15 +180,11 @@ def lacks(e: Evidence, rule: causes.Rule) -> str:
             if not getattr(e, need):
                 return f"no {'config.json' if need == 'config' else 'samples in rollouts/'}"
             continue
-        tags = [
-            t
-            for t in e.series
-            for n in need.split("|")
-            if t == n or (n[-1] == "/" and t.startswith(n))
-        ]
+        family, names = need.endswith("/"), need.split("|")
+        tags = [t for t in e.series if (t.startswith(need) if family else t in names)]
         if not tags:
             return f"not logged: {need.replace('|', ' or ')}"
-        if not need.endswith("/"):
+        if not family:
             seen.append(max(len(e.curve(t).values) for t in tags))
     if seen and min(seen) < rule.fewest:
         return f"{min(seen)} steps with figures, and it takes {rule.fewest}"
@@ -248,10 +234,7 @@ def as_json(d: Diagnosis) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.Parser(
-        prog="python -m dapo_jax.lab diagnose", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("python -m dapo_jax.lab diagnose", description=__doc__)
     parser.add_argument("run", help="workdir, local or gs://, or another log")
     parser.add_argument("--json", default="", help="write everything here")
     a = parser.parse_args(argv)

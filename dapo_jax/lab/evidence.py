@@ -153,6 +153,12 @@ class Evidence(NamedTuple):
         return bool(self.config.get("rollout.staleness") or carried)
 
     @property
+    def mixed(self) -> Curve:
+        """The share of groups that differ within; a response alone (VAPO's) says nothing of it."""
+        alone = self.config.get("rollout.group_size") == 1
+        return self.curve("" if alone else "sampling/accept_frac")
+
+    @property
     def evaluations(self) -> dict[str, Curve]:
         """avg@k of the evaluation sets, at top_p 1."""
         tags = [t for t in self.series if re.fullmatch(r"eval/((?!_top_p).)+/avg@k", t)]

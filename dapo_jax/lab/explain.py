@@ -5,9 +5,10 @@
     python -m dapo_jax.lab explain RUN@STEP PROBLEM [SAMPLE] [TOKEN]  the group, a sample, a token
 
 STEP is a rollout step as in rollouts/; a checkpoint of the step before has to be kept. PROBLEM is
-an id of rollouts/ (its first digits are enough) or a position of the stream; SAMPLE and TOKEN count
-from 0. Only the problem asked for is drawn. --whole does the whole step again, which gives each
-token's weight, ratio and clip. Exit status 1: what is drawn is not what the run has recorded.
+an id of rollouts/ (its first characters are enough) or, of digits alone, a position of the stream;
+SAMPLE and TOKEN count from 0. Only the problem asked for is drawn. --whole does the whole step
+again, which gives each token's weight, ratio and clip. Exit status 1: what is drawn is not what the
+run has recorded.
 """
 
 import argparse
@@ -161,12 +162,8 @@ def _difference(o: Opened, group: Group, row: Mapping[str, Any]) -> str:
                     said = f"{where}: at token {n} {b!r} was replied, and {a!r} when asked again"
             continue
         gap = np.abs(r.logps - np.array(row["logps"], float))[r.drawn].max()
-        grade = float(
-            reward.shaped(
-                group.grades.score_G[i], r.length, o.config.rollout.max_response_tokens,
-                o.config.reward,
-            )
-        )  # fmt: skip
+        longest, score = o.config.rollout.max_response_tokens, group.grades.score_G[i]
+        grade = float(reward.shaped(score, r.length, longest, o.config.reward))
         if gap > ROUNDED:
             return f"{where}: equal tokens, but log-probs differ by {gap:.2g}"
         if abs(grade - row["reward"]) > 1e-9:
@@ -250,14 +247,8 @@ def _places(shape, params, ids_T, length, uniform_T, temperature, top_p, mode: s
 
 def unlike(found: Whole) -> list[str]:
     """The numbers of metrics.jsonl that the step done again has otherwise, a line each."""
-    same = lambda a, b: (
-        a == b
-        or (
-            isinstance(a, float)
-            and b is not None
-            and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
-        )
-    )
+    near = functools.partial(math.isclose, rel_tol=1e-6, abs_tol=1e-6)
+    same = lambda a, b: a == b or (isinstance(a, float) and b is not None and near(a, b))
     pairs = {t: (found.recorded[t], x) for t, x in found.found.items() if t in found.recorded}
     differ = {t: pair for t, pair in pairs.items() if not same(*pair)}
     return [f"metrics.jsonl: {t} is {a!r:.60}, and {b!r:.60} now" for t, (a, b) in differ.items()]
@@ -307,10 +298,7 @@ def add_whole(out: dict[str, Any], found: Whole, objective: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.Parser(
-        prog="python -m dapo_jax.lab explain", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("python -m dapo_jax.lab explain", description=__doc__)
     parser.add_argument("run", metavar="RUN[@STEP]", help="workdir, local or gs://, and a step")
     parser.add_argument("problem", nargs="?", help="id of rollouts/, or position of the stream")
     parser.add_argument("sample", nargs="?", type=int, help="0, 1, ... in the group")
@@ -355,11 +343,11 @@ def _run(a: argparse.Namespace) -> int:
         raise ValueError(
             f"TOKEN {a.token}: the response has tokens 0 to {len(found['tokens']) - 1}"
         )
+    print(prompts.visible(explanation.text(found, a.token)), flush=True)  # minutes' work: first
     if a.json:
         files.write_json(pathlib.Path(a.json), found)
     if a.page:
         files.write(pathlib.Path(a.page), explanation.file(found))
-    print(prompts.visible(explanation.text(found, a.token)))
     return int(bool(found["record"]["differences"]))
 
 

@@ -27,8 +27,8 @@ def text(out: Mapping[str, Any], token: int | None = None) -> str:
         )
         if record[k]
     ]
-    if "whole_step" in out:
-        checked += [f"{out['whole_step']['metrics_compared']} numbers of metrics.jsonl"]
+    if n := out.get("whole_step", {}).get("metrics_compared"):
+        checked += [f"{n} numbers of metrics.jsonl"]
     if record["differences"]:
         lines += [f"NOT AS RECORDED: {x}" for x in record["differences"]]
         lines += ["  other weights, config, data or versions than the run had, or another machine"]

@@ -136,10 +136,6 @@ def over(columns: Sequence[compare.Column], wanted: Sequence[Mapping], folder: p
     return "\n\n" + "\n".join(said(field, values, tag, scores[tag]) for tag in scores)
 
 
-def _is_number(x) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool)
-
-
 def said(field: str, values: Sequence, tag: str, scores: Sequence[Sequence[float]]) -> str:
     """One line: which value scores best, and what that does not tell. scores: of each value's
     seeds."""
@@ -151,7 +147,8 @@ def said(field: str, values: Sequence, tag: str, scores: Sequence[Sequence[float
     elif near := [v for v, x in zip(values, found, strict=True)
                   if v != values[best] and x.high >= found[best].low]:  # fmt: skip
         line += f"; the intervals of {', '.join(map(str, near))} reach as high"
-    ends = {min(values): "smallest", max(values): "largest"} if all(map(_is_number, values)) else {}
+    numbers = all(map(logs.is_number, values))
+    ends = {min(values): "smallest", max(values): "largest"} if numbers else {}
     if end := ends.get(values[best]):
         line += f"; it is the {end} value, and the best may lie beyond"
     return line
@@ -162,7 +159,7 @@ def over_values(
 ) -> Figure:
     """Mean and 95% t-interval at each value, and each seed as a point; a line for each tag. An axis
     of numbers that spread over ten times or more is logarithmic; other values stand in order."""
-    numbers = all(map(_is_number, values))
+    numbers = all(map(logs.is_number, values))
     places = np.array(values, float) if numbers else np.arange(len(values))
     order = np.argsort(places)
     with matplotlib.rc_context(STYLE):
@@ -188,10 +185,7 @@ def intervals(path: str) -> dict[str, Band]:
     """Tag of avg@k -> its 95% t-interval over the problems of the set, by eval/step_*.jsonl of a
     workdir. Files of older versions and other logs have none."""
     found: dict[str, dict[int, list[float]]] = collections.defaultdict(dict)
-    folder = logs.place(path) / "eval"
-    files = sorted(folder.glob("step_*.jsonl")) if logs.attempt(path, folder.is_dir) else []
-    for file in files:
-        step = int(re.sub(r"\D", "", file.name))
+    for step, file in logs.numbered(path, "eval").items():
         for row in map(logs.json_object, logs.text_of(file, str(file)).splitlines()):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 value = float(np.mean(row["score" if "score" in row else "correct"]))

@@ -137,10 +137,6 @@ def _text(config: schema.Config, model_dir: pathlib.Path | None, score=None) -> 
         return build.load_text(config, pathlib.Path(folder), model_dir, score)
 
 
-def _files(folder) -> list:
-    return [p for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
-
-
 def lay_out(config: schema.Config) -> list[str]:
     """Put the config on the devices that are here. Returns notes."""
     n = len(jax.devices())
@@ -195,10 +191,12 @@ def position(o: Opened, problem: str) -> int:
 
 def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
     """(the group at a position as the step finds it, None for each response that nobody has begun;
-    what is left to draw of it)."""
+    what is left to draw of it). Under a shorter limit than the run's a response ends there."""
     waiting = {g.position: g for g in o.state.carried}
     ids, G = o.text.train.ids[o.stream[position]], o.config.rollout.group_size
+    most = o.config.rollout.max_response_tokens
     group = waiting.get(position, Group(position, ids, [None] * G))
+    group = group._replace(responses=[r and _within(r, most) for r in group.responses])
     asked = [
         Request(group.prompt, position, i)
         if r is None
@@ -207,6 +205,13 @@ def begun(o: Opened, position: int) -> tuple[Group, list[Request]]:
         if r is None or not r.ended
     ]
     return group, asked
+
+
+def _within(r: Response, most: int) -> Response:
+    if len(r.tokens) < most + r.ended:
+        return r
+    short = {k: x[:most] for k, x in r._asdict().items() if isinstance(x, np.ndarray)}
+    return r._replace(**short, truncated=True, ended=True, grade=None, note=b"")
 
 
 def draw(o: Opened, positions: Sequence[int]) -> list[Group]:
@@ -252,7 +257,8 @@ def journal(o: Opened, position: int) -> dict[int, Response]:
 def _kept(o: Opened) -> Responses | None:
     """The run's journal, of a step that no checkpoint covers yet, under this very config and on
     such devices; None: there is none."""
-    if not o.config.checkpoint.journal_gb or not _files(logs.place(o.path) / JOURNAL):
+    place = logs.place(o.path) / JOURNAL
+    if not (o.config.checkpoint.journal_gb and place.is_dir() and any(place.iterdir())):
         return None
     home = Workdir(o.path, pathlib.Path(o.path), logs.place(o.path), {})
     book = Journal(home, o.config, inputs(o.text, o.config), o.state.counters.step, lambda _: None)

@@ -8,7 +8,6 @@ RUN's. Nothing in the file is fetched from anywhere: curves are inline SVG, ther
 --pictures writes the curves for a paper too (pictures.py), each as .pdf and .png.
 """
 
-import argparse
 import datetime
 import io
 import pathlib
@@ -95,7 +94,7 @@ def facts(column: compare.Column) -> list[tuple[str, str]]:
 
 def about(column: compare.Column) -> str:
     """One line: model, data, loss and the day of the last record."""
-    c, (_, walls) = column.fields or {}, column.runs[0].series.get("time/wall", ((), ()))
+    c, (_, walls) = column.fields or {}, compare.curve(column.runs[0], "time/wall", "step")
     words = [c.get("model.path") or "a model of its own"] if c else ["a log without a config"]
     words += [f"trained on {c['data.train'] or 'the embedded task'}"] if c else []
     words += [f"loss {c['loss.objective']}"] if c else []
@@ -109,8 +108,8 @@ def page(paths: Sequence[str], samples: int = 12, pool_seeds: bool = False) -> s
     """The file's content; samples: of how many problems of the first run. ValueError: a path holds
     no run."""
     first, columns = paths[0], compare.read(paths, pool_seeds)
-    there = logs.attempt(first, (logs.place(first) / "rollouts").is_dir)
-    shown = browse.choose(browse.read(first), samples) if there else []
+    there = logs.numbered(first, "rollouts")
+    shown = browse.few(first, samples) if there else []
     ledger = goodput.read(logs.place(first) / "events.jsonl")
     parts = [(goodput.LOST.get(what.rpartition("/")[2], "steps that count"), share)
              for what, share in ledger.shares().items() if share >= 0.0005]  # fmt: skip
@@ -126,10 +125,7 @@ def page(paths: Sequence[str], samples: int = 12, pool_seeds: bool = False) -> s
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.Parser(
-        prog="python -m dapo_jax.lab report", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("python -m dapo_jax.lab report", description=__doc__)
     parser.add_argument("run", nargs="+", help="workdir, local or gs://, then other runs or logs")
     parser.add_argument("--out", default="report.html", help="the file that is written")
     parser.add_argument("--samples", type=int, default=12, help="problems whose samples are shown")

@@ -77,10 +77,28 @@ def folder(setting: Setting) -> str:
     return f"{name.encode()[: 255 - 13].decode(errors='ignore')}@{digest}"
 
 
-def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
-    """The base models, if the config has a warm-up that makes them, and the runs. ValueError: a
-    line for each mistake in a config."""
+def bases_of(out: pathlib.Path) -> dict[str, pool.Task]:
+    """What decides a base model -> its task, of those that earlier commands have made in `out`."""
+    found = {}
+    for file in out.glob("base/*/result.json"):
+        arguments = json.loads(file.read_text())["arguments"]
+        task = pool.Task(f"base/{file.parent.name}", training.run, tuple(arguments))
+        found[_of_base(arguments[0])] = task
+    return found
+
+
+def _of_base(fields: Mapping[str, Any]) -> str:
+    return str({k: v for k, v in fields.items() if k.startswith((*_OF_BASE, "seed"))})
+
+
+def tasks(
+    config, wanted: Sequence[Setting], seeds: int, known: Mapping[str, pool.Task] = {}
+) -> list[pool.Task]:
+    """The base models, if the config has a warm-up that makes them, and the runs. known: as
+    `bases_of`. ValueError: a line for each mistake in a config."""
     bad, bases, runs = {}, {}, []
+    taken = {task.folder for task in known.values()}
+    free = (name for n in itertools.count() if (name := f"base/{n}") not in taken)
     for setting in wanted:
         made = schema.base()
         made.update(schema.leaves(config))
@@ -92,9 +110,10 @@ def tasks(config, wanted: Sequence[Setting], seeds: int) -> list[pool.Task]:
             bad |= dict.fromkeys(str(error).splitlines())
         after = ()
         if validation.warm_up(made) and not made.init_from:
-            key = str({k: v for k, v in fields.items() if k.startswith(_OF_BASE)})
-            base = pool.Task(f"base/{len(bases)}", training.run, (fields | {"steps": 0},))
-            after = (bases.setdefault(key, base).folder,)
+            if (key := _of_base(fields)) not in bases:
+                own = (fields | {"steps": 0},)
+                bases[key] = known.get(key) or pool.Task(next(free), training.run, own)
+            after = (bases[key].folder,)
         for seed in range(config.seed, config.seed + seeds):
             name = f"{folder(setting)}/seed_{seed}"
             runs.append(pool.Task(name, training.run, (fields | {"seed": seed}, *after), after))
@@ -108,7 +127,7 @@ def main() -> None:
     if not cli.WORKDIR.value or "://" in cli.WORKDIR.value:
         raise ValueError(f"--workdir={cli.WORKDIR.value}: give a directory of this machine")
     wanted = settings(OVER.value)
-    todo = tasks(config, wanted, SEEDS.value or 1)
+    todo = tasks(config, wanted, SEEDS.value or 1, bases_of(out))
     training.run_all(todo, out, "sweep")
     done = [str(out / t.folder) for t in todo if not t.folder.startswith("base/")]
     columns = compare.read(done, pool_seeds=True)

@@ -70,8 +70,10 @@ def main() -> int:
             print(f"warning: {doubt}", file=sys.stderr)
         return 0
     override(given.constants)
-    if not (folder := pathlib.Path(given.json).parent).is_dir():  # before minutes of work
-        raise ValueError(f"--json={given.json}: wants a file on this machine; no folder {folder}")
+    file = pathlib.Path(given.json)  # looked at before minutes of work
+    if not file.parent.is_dir() or (file.name and file.is_dir()):
+        what = "is a folder" if file.is_dir() else f"no folder {file.parent}"
+        raise ValueError(f"--json={given.json}: wants a file on this machine; {what}")
     prompt = given.mean_prompt or max(config.data.max_prompt_tokens // 8, 1)
     response = given.mean_response or max(config.rollout.max_response_tokens // 4, 1)
     rest = {name: given[name].value for name in ("sigma", "accept", "eval_problems")}
@@ -83,8 +85,8 @@ def main() -> int:
     if given.draft_acceptance and not result["mistakes"]:
         result["drafts"] = compared(config, pod, traffic, given.draft_acceptance)
         show(result["drafts"]["text"])
-    if (given.compile or given.kernels) and (missing := plan_compile.no_compiler(pod)):
-        print(missing, file=sys.stderr)
+    if (given.compile or given.kernels) and not pod.compiler():
+        print(plan_compile.WANTED[pod.platform], file=sys.stderr)
     elif not result["mistakes"]:
         if given.kernels:
             result["kernels"] = kernels.counted(config, pod)
@@ -94,7 +96,7 @@ def main() -> int:
             show(plan_compile.report(result["compiled"]))
     if given.json:
         whole = json.dumps(result, indent=2, default=float) + "\n"
-        pathlib.Path(given.json).write_text(whole) if text else print(whole, end="")
+        file.write_text(whole) if text else print(whole, end="")
     return 0 if result.get("compiled", result)["fits"] else 1
 
 

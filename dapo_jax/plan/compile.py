@@ -27,18 +27,12 @@ from dapo_jax.pods import topology
 from dapo_jax.pods.slices import Pod
 
 CRASHED = "the compiler broke off with a fault of its own; nothing is known of this program"
-_WANTED = {
+WANTED = {  # where there is no compiler
     "tpu": "--compile and --kernels need XLA:TPU's compiler, libtpu (no TPU): pip install"
-    " 'dapo_jax[tpu]'",
-    "gpu": "--compile needs XLA:GPU's compiler (no GPU): pip install 'dapo_jax[cuda13]'",
+    " 'dapo_jax[tpu]'; the arithmetic above stands without it",
+    "gpu": "--compile needs XLA:GPU's compiler (no GPU): pip install 'dapo_jax[cuda13]'; the"
+    " arithmetic above stands without it",
 }
-
-
-def no_compiler(pod: Pod) -> str:
-    """What is missing to compile for the pod; '' where nothing is."""
-    return (
-        "" if pod.compiler() else f"{_WANTED[pod.platform]}; the arithmetic above stands without it"
-    )
 
 
 def machine_for(config, shape: qwen2.Shape, pod: Pod) -> build.Machine:

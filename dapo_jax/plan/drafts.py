@@ -169,8 +169,7 @@ def drafted(
 
 def without(config, traffic: Traffic, scene: Scene):
     """What a step does without guesses: (seconds by phase, rollouts, tests)."""
-    tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
-    work = step.work(config, traffic, scene, eval_problems=tests)
+    work = step.work(config, traffic, scene)
 
     def traced(share, trace):
         call = roofline.call(trace, work.prefill_chunks, scene)

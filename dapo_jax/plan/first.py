@@ -8,7 +8,6 @@ in the file, which are there to be changed: slots and rows of a micro-batch alte
 update, groups and lengths do.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -25,6 +24,9 @@ from dapo_jax.plan import footprint
 from dapo_jax.plan.shapes import network
 
 SHARE = {"cpu": 0.6, "gpu": 0.9, "tpu": 0.9}  # of the memory; a CPU's holds everything else too
+# Of a container, in bytes: cgroup v2, v1.
+LIMITS = [pathlib.Path("/sys/fs/cgroup/memory.max")]
+LIMITS += [pathlib.Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
 GROUP = 8  # responses of a problem, as in one_chip
 # From much to little: (groups, longest response) of an accelerator, of a CPU.
 SIZES = {"cpu": ((8, 128), (4, 64)), "gpu": ((16, 512), (16, 256), (8, 128))}
@@ -57,11 +59,16 @@ def machine() -> Machine:
 
 
 def _available() -> float:
-    """Bytes that this machine can give to programs; where it does not say, half of all."""
+    """Bytes that this machine can give to programs; where it does not say, half of all. No more
+    than the container may have that this is."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
     with contextlib.suppress(OSError, AttributeError):
         file = pathlib.Path("/proc/meminfo").read_text()
-        return 1024.0 * int(re.search(r"^MemAvailable: *(\d+) kB", file, re.M)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2
+        free = 1024.0 * int(re.search(r"^MemAvailable: *(\d+) kB", file, re.M)[1])
+    for limit in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # there is none of that kind; "max"
+            free = min(free, float(int(limit.read_text())))
+    return free
 
 
 def choices(found: Machine) -> Iterator[dict[str, Any]]:
@@ -111,10 +118,7 @@ def text(found: Machine, chosen: Choice, named: dict[str, str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.Parser(
-        prog="python -m dapo_jax.plan.first", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("python -m dapo_jax.plan.first", description=__doc__)
     parser.add_argument("--model", required=True, help="directory as those of Hugging Face, or hub")
     parser.add_argument("--train", required=True, help="problems, as config.data.train")
     parser.add_argument("--eval", default="", help="other problems, to be evaluated on")

@@ -114,14 +114,15 @@ def memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str, dict[
         "value model's weights (float32)": 4 * of_value,
         "value model's moments (float32)": 8 * of_value,
     }
-    prompts, slots = (-(-n // shards) for n in (rollout.prefill_prompts, rollout.slots))
+    most = max(rollout.slots, rollout.draft_places)  # rows of a pass, guessed tokens among them
+    prompts, drawn = (-(-n // shards) for n in (rollout.prefill_prompts, most))
     window = config.data.max_prompt_tokens
     cells = prompts * (once := min(rollout.prefill_tokens, window))
     heads = (platform == "gpu") * shape.num_heads / parts("heads", decode, sizes)
     scores = 4 * prompts * heads * min(shape.attention_chunk, once) * window
     F, D, mlp = shape.intermediate_size, shape.hidden_size, parts("mlp", train, sizes)
     wide = wide_count(config, shape) / math.prod(parts(a, decode, sizes) for a in HEAD)
-    logits = 3 * 4 * slots * shape.vocab_size / parts("vocab", train, sizes)
+    logits = 3 * 4 * drawn * shape.vocab_size / parts("vocab", train, sizes)
     sampling = {
         "cache": tokens / shards * per_token,
         "decode weights": item * weight_count(shape, decode, sizes) + (4 - item) * wide,
@@ -183,14 +184,16 @@ def update_memory(config, shape: qwen2.Shape, sizes, platform="tpu") -> dict[str
     layer = (qwen2.param_count(shape) - D * tables) / L
     block = item * tokens * (of_mlp * F / mlp + of_heads * H * d / heads + of_stream * D)
     # The head's float32 sum of gradients is a copy, but for a float32 head that is not gathered.
+    # One that stays as it is XLA:TPU reads where it lies.
     wide, head_weights = wide_count(config, shape), _head_bytes(config, shape, sizes)
-    copied = 2 * head_weights if not wide or parts("embed", train, sizes) > 1 else 0
+    there = parts("embed", train, sizes) == 1  # nothing is gathered
+    copied = 0 if there and (wide or (shape.lora and not gpu)) else 2 * head_weights
     logit = 4  # bytes
     if gpu and item < 4:  # XLA:GPU has them, and the gradient of a head that is trained, in both
         copied, logit = copied / 2 * (1 if shape.lora else 1 + 4 / item), 4 + item
     head = copied + logit * rows * min(shape.head_chunk, T) * outputs(shape) / vocab
     minibatch = config.rollout.groups // config.optim.minibatches * config.rollout.group_size
-    whole = gpu and parts("embed", train, sizes) == 1  # nothing is gathered
+    whole = gpu and there
     gathered = 1 if whole else 2 if shape.lora else 3
     # Weights that stay as they are are cut out of the stack of layers, all of them at once; with
     # 'none' some are cut out again where memory is short.

@@ -87,9 +87,7 @@ def fitting(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float)
                 u = changed(t, {"rollout.slots": slots, "rollout.cache_fraction": fraction})
                 peak = max(footprint.peaks(footprint.memory(u, net, sizes, pod.platform)).values())
                 held = footprint.waves(u, net, sizes, length, pod.platform)["sequences"]
-                pool = footprint.cache(u, net, sizes, pod.platform)
-                bad = validation.check_cache(u, pool, sizes)
-                if peak <= limit and held and slots % shards == 0 and not bad:
+                if peak <= limit and held and slots % shards == 0 and not mistakes(u, net, pod):
                     now = ((k, v) for k, v in schema.leaves(u).items() if v != old[k])
                     other = {k: v for k, v in now if k.startswith(("sharding.", "model.remat"))}
                     chosen = sizes, micro, slots, prompts, fraction, peak, math.inf, other
@@ -140,7 +138,7 @@ def search(config, shape: qwen2.Shape, pod: Pod, traffic: Traffic, room: float) 
         sizes = step.quickly(t, s.sizes)
         if key not in rollouts or rollouts[key].pages > sizes.pages:  # pages not in use are free
             rollouts[key] = step.simulated(t, traffic, sizes)
-        work = step.work(t, traffic, s, rollouts=rollouts[key])
+        work = step.work(t, traffic, s, tests=False, rollouts=rollouts[key])
         found.append(x._replace(step=step.timer(t, work, s)(VALUES).seconds))
 
     def rank(x: Choice):

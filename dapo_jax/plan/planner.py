@@ -1,5 +1,6 @@
 """Everything about one config on one slice, as plain JSON values (bytes, seconds, tokens)."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,7 @@ def expected(
 ) -> dict[str, Any]:
     """The step and the run in seconds, chip-hours and bytes."""
     s = Scene(config, shape, sizes, pod)
-    tests = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
-    work = step.work(config, traffic, s, eval_problems=tests)
+    work = step.work(config, traffic, s)
     timer = step.timer(config, work, s)
     now = timer(VALUES)
 
@@ -91,7 +91,7 @@ def expected(
     rounds, traces = work.rollouts.steps, work.rollouts.traces
     forward, update = (micro_batch(s, work.packed.pairs, VALUES, update=x) for x in (False, True))
     passes = dict(rows=s.micro_rows, forward=forward._asdict(), update=update._asdict())
-    aged = staleness.aged(config, traffic, work, s, VALUES, tests) if with_staleness else []
+    aged = staleness.aged(config, traffic, work, s, VALUES) if with_staleness else []
     return {
         "step": {
             "expected_s": now.seconds,
@@ -118,7 +118,10 @@ def expected(
 
 def _run(config, s: Scene, now: step.Expected) -> dict[str, Any]:
     saved = step.checkpoint_bytes(config, s)
-    kept = config.checkpoint.keep + 1 + config.checkpoint.keep_best  # one is being written
+    c = config.checkpoint
+    kept = c.keep + 1 + c.keep_best  # one is being written
+    if c.keep_every:
+        kept += config.steps // math.lcm(c.keep_every, c.every or max(config.steps, 1))
     alone = min(config.critic.pretrain_steps, config.steps) if s.value else 0
     # The first steps of a value model leave the policy as it is.
     left_out = sum(now.phases[x] for x in ("old log-probs", "update"))

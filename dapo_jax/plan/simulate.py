@@ -44,8 +44,9 @@ def cut(mu: float, sigma: float, z: np.ndarray, cap: int) -> np.ndarray:
 def log_mean(mean: float, sigma: float, cap: int, n: int = 4096) -> float:
     """Mean of the logarithm for which the n quantiles of lengths cut at `cap` have this mean.
     ValueError: none has."""
-    if not 1 <= mean < cap:
-        raise ValueError(f"a mean response of {mean:,} tokens: wants 1 to {cap - 1:,}, of at most")
+    if not 1 <= mean <= (most := max(cap - 1, 1)):
+        said = f"a mean response of {mean:,} tokens: wants 1 to {most:,}"
+        raise ValueError(f"{said}, as responses have at most {cap:,}")
     low, high, z = -20.0, 2 * math.log(cap) + 20, ndtri((np.arange(n) + 0.5) / n)
     for _ in range(60):
         mu = (low + high) / 2

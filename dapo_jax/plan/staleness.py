@@ -99,15 +99,13 @@ class Age(NamedTuple):
     phases: dict[str, float]  # seconds; their sum is the step
 
 
-def aged(
-    config, traffic: Traffic, known: step.Work, scene: Scene, k: Values, eval_problems: int = 0
-) -> list[Age]:
+def aged(config, traffic: Traffic, known: step.Work, scene: Scene, k: Values) -> list[Age]:
     """For staleness 0; and for 1 and 2 with all slots, three quarters and half of them over the
-    same pages. All with as few host visits as `step.quickly`. eval_problems: as of `step.work`."""
+    same pages. All with as few host visits as `step.quickly`."""
     quick = step.quickly(config, scene.sizes)
 
     def timed(sizes: Sizes, **work) -> step.Expected:
-        tests = step.evaluation(config, traffic, sizes, eval_problems)
+        tests = step.evaluation(config, traffic, sizes)
         there = scene.replaced(sizes=sizes)
         return step.timer(config, known._replace(evaluations=tests, **work), there)(k)
 

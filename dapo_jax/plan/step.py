@@ -49,16 +49,15 @@ class Work(NamedTuple):
 
 
 def work(
-    config, traffic: Traffic, scene: Scene, *, eval_problems=0, rollouts: Rollouts | None = None
+    config, traffic: Traffic, scene: Scene, *, tests=True, rollouts: Rollouts | None = None
 ) -> Work:
-    """eval_problems: of one set of problems; 0 = evaluation is left out. rollouts: where they are
-    known already."""
+    """tests: False = evaluation is left out. rollouts: where they are known already."""
     known = rollouts or simulated(config, traffic, scene.sizes)
     largest = known.at[-1], known.traces[-1]
     return Work(
         known,
         simulate.packed(config, traffic, scene.row_tokens, scene.micro_rows),
-        evaluation(config, traffic, scene.sizes, eval_problems, largest),
+        evaluation(config, traffic, scene.sizes, largest) if tests else [],
         -(-max(traffic.prompt - 1, 1) // scene.prefill_tokens),
         float(np.mean([sum(x) for x in known.steps])) * config.rollout.group_size,
     )
@@ -80,18 +79,20 @@ def simulated(config, traffic: Traffic, sizes: Sizes) -> Rollouts:
 
 
 def evaluation(
-    config, traffic: Traffic, sizes: Sizes, problems: int, largest: tuple[int, Trace] | None = None
+    config, traffic: Traffic, sizes: Sizes, largest: tuple[int, Trace] | None = None
 ) -> list[tuple[int, Trace]]:
     """(sign, call): an evaluation takes the seconds of the calls with +1, less those with -1.
-    problems: of one set; 0 = none. largest: problems and trace of a step's largest round; with
-    `eval.with_rollout` both are drawn in one call, from which the round alone is taken off."""
-    if not problems:
+    largest: problems and trace of a step's largest round; with `eval.with_rollout` both are drawn
+    in one call, from which the round alone is taken off."""
+    problems = min(config.eval.max_problems or traffic.eval_problems, traffic.eval_problems)
+    named = [x for x in config.eval.files.split(",") if x.strip()]
+    sets = len(named) or 2 * (not config.data.train)  # the embedded task has two
+    if not problems * sets:
         return []
     settings = 1 + (config.eval.top_p < 1)
-    sets = max(len([x for x in config.eval.files.split(",") if x]), 1)
     G, cap = config.rollout.group_size, config.rollout.max_response_tokens
     longest = config.eval.max_response_tokens or cap
-    own = traffic._replace(response=min(traffic.response, longest // 2))
+    own = traffic._replace(response=min(traffic.response, max(longest // 2, 1)))
     drawn = simulate.lengths(own, longest, settings * sets * problems, config.eval.k)
     if not (config.eval.with_rollout and largest):
         return [(1, simulate.sample(drawn, traffic.prompt, longest, sizes))]

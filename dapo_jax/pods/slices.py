@@ -104,9 +104,9 @@ class Pod(NamedTuple):
 
     @property
     def cloud(self) -> str:
-        """'v5p-256'."""
-        family = FAMILIES[self.family]
-        one = f"{family.cloud}-{math.prod(self.sides) * family.size}"
+        """'v5p-256'; of a torus that Cloud does not rent, its sides."""
+        family, n = FAMILIES[self.family], math.prod(self.sides)
+        one = f"{family.cloud}-{n * family.size}" if self.sides in family.shapes else self.topology
         return one if self.slices == 1 else f"{self.slices}x{one}"
 
     def described(self) -> list:

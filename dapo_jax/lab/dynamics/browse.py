@@ -8,7 +8,7 @@ and characters that would not show (or would reverse a line) appear as their cod
 import functools
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
@@ -55,28 +55,28 @@ _LISTS = {"pieces": [str], "entropies": [float], "logps": [float], "drawn": [int
 
 def steps(path: str) -> list[int]:
     """The steps of a workdir (local or gs://) that have a file of samples, ascending."""
-    return sorted(_files(path))
+    return list(_files(path))
 
 
 def read(path: str, of: Collection[int] | None = None) -> list[Sample]:
     """Samples of a workdir (local or gs://) in order of their steps; `of`: of these steps only.
     ValueError, naming file and line: a row is no sample."""
-    out = []
-    for step, file in sorted(_files(path).items()):
+    return list(_each(path, of))
+
+
+def _each(path: str, of: Collection[int] | None = None) -> Iterator[Sample]:
+    for step, file in _files(path).items():
         if of is None or step in of:
             where = f"{path}/rollouts/{file.name}"
             lines = enumerate(logs.text_of(file, where).split("\n"), 1)
-            out += [_sample(step, text, f"{where}:{line}") for line, text in lines if text.strip()]
-    return out
+            yield from (_sample(step, x, f"{where}:{n}") for n, x in lines if x.strip())
 
 
 def _files(path: str) -> dict[int, epath.Path]:
-    folder = logs.place(path) / "rollouts"
-    if not logs.attempt(path, folder.is_dir):
+    found = logs.numbered(path, "rollouts")
+    if not found and not logs.attempt(path, (logs.place(path) / "rollouts").is_dir):
         raise ValueError(f"{path}: no rollouts/ in it; give a run's directory")
-    files = logs.attempt(path, lambda: list(folder.iterdir()))
-    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", f.name), f) for f in files)
-    return {int(match[1]): file for match, file in named if match}
+    return found
 
 
 def _sample(step: int, text: str, where: str) -> Sample:
@@ -129,6 +129,16 @@ def choose(
     room = min(most - len(names), len(rest))
     names += [rest[i] for i in np.linspace(0, len(rest) - 1, room).round().astype(int)]
     return [s for name in names for s in problems[name]]
+
+
+def few(path: str, most: int = 12) -> list[Sample]:
+    """`choose` of all samples of a run, whose tokens need not fit into memory."""
+    bare = (s._replace(**dict.fromkeys(_LISTS, ())) for s in _each(path))
+    chosen = dict.fromkeys((s.step, s.problem) for s in choose(bare, most))
+    found: dict[tuple[int, str], list[Sample]] = {key: [] for key in chosen}
+    for sample in _each(path, {step for step, _ in chosen}):
+        found.get((sample.step, sample.problem), []).append(sample)
+    return [s for rows in found.values() for s in rows]
 
 
 def about(s: Sample) -> str:

@@ -83,7 +83,7 @@ def histograms(path: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     found: dict[str, dict[int, list]] = collections.defaultdict(dict)
     for step, row in records(path):
         for tag, value in row.items():
-            if isinstance(value, list) and value and all(map(_is_number, value)):
+            if isinstance(value, list) and value and all(map(is_number, value)):
                 found[tag][step] = value
     out = {}
     for tag, rows in found.items():
@@ -116,6 +116,15 @@ def attempt(path: str, ask):
         raise ValueError(f"{path}: {error} (pip install 'dapo_jax[gcs]')") from error
     except (OSError, NotImplementedError) as error:
         raise ValueError(f"{path}: cannot be read ({first_line(error)})") from error
+
+
+def numbered(path: str, folder: str) -> dict[int, epath.Path]:
+    """Step -> its file step_NNNNNN.jsonl in a folder of a workdir, ascending."""
+    where = place(path) / folder
+    there = attempt(path, lambda: list(where.iterdir()) if where.is_dir() else [])
+    named = ((re.fullmatch(r"step_(\d{1,15})\.jsonl", file.name), file) for file in there)
+    found = {int(match[1]): file for match, file in named if match}
+    return {step: found[step] for step in sorted(found)}
 
 
 def text_of(file: epath.Path, path: str) -> str:
@@ -211,7 +220,7 @@ def _step(row: Mapping[str, Any], where: str) -> int:
     if name is None:
         raise ValueError(f"{where}: no 'step'")
     value = row[name]
-    if not _is_number(value) or not 0 <= value < 2**53 or value != int(value):
+    if not is_number(value) or not 0 <= value < 2**53 or value != int(value):
         raise ValueError(f"{where}: {name} is {str(value)[:40]!r}, no step (0, 1, 2, ...)")
     return int(value)
 
@@ -223,7 +232,7 @@ def _number(cell: str) -> float | str:
         return cell
 
 
-def _is_number(value) -> bool:
+def is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -238,7 +247,7 @@ def series(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[str, Series]:
     found: dict[str, dict[int, float]] = collections.defaultdict(dict)
     for step, row in rows:
         for tag, value in row.items():
-            if tag not in STEP_NAMES and (value is None or _is_number(value)):
+            if tag not in STEP_NAMES and (value is None or is_number(value)):
                 found[tag][step] = _finite(value)
     out = {}
     for tag, points in found.items():

@@ -36,7 +36,7 @@ def over_seeds(
     ax: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]], label: str, color: str,
     even: bool = False, **style,
 ) -> None:  # fmt: skip
-    """The mean over seeds and its 95% interval, as far as every seed goes. curves: (x [n], values
+    """The mean over seeds and its 95% interval, where all seeds have values. curves: (x [n], values
     [n]) of each seed, brought to one grid by straight lines: the first one's x or, for seeds that
     have no two points at the same place, an `even` one. More than 30 points are smoothed over 5.
     style: of the line."""
@@ -45,6 +45,7 @@ def over_seeds(
         return
     first = curves[0][0]
     grid = np.linspace(0, first[-1], 60) if even and len(curves) > 1 else first
+    grid = grid[grid >= max(at[0] for at, _ in curves)]
     grid = grid[grid <= min(at[-1] for at, _ in curves)]
     values = [np.interp(grid, at, smooth(v, 5 if len(v) > 30 else 1)) for at, v in curves]
     band(ax, grid, values, label, color, **style)

@@ -40,7 +40,9 @@ def run(workdir: pathlib.Path, fields: Mapping[str, Any], base: str = "") -> dic
 
 
 def run_all(tasks: Sequence[pool.Task], out: pathlib.Path, desc: str) -> None:
-    """`pool.run_all` with --jobs; a failure ends the command with its words."""
+    """`pool.run_all` of `run` with --jobs; a failure ends the command with its words."""
+    if any(task.arguments[0]["checkpoint.directory"] for task in tasks):
+        cli.fail("config.checkpoint.directory: these runs would share it; leave it empty")
     out.mkdir(parents=True, exist_ok=True)
     try:
         pool.run_all(tasks, out, JOBS.value, desc)
