@@ -82,12 +82,13 @@ def model_directory(
     def look() -> str:
         elsewhere = config.init_from if given is None else given
         weights = not elsewhere and not checkpoint.numbers(checkpoints)
-        same = not named.exists() or named.read_text() == config.model.path
-        if same and not weights and (kept / "config.json").is_file():
+        same = named.is_file() and named.read_text() == config.model.path
+        if same and not weights:
             return str(kept)
         found = hf.resolve(config.model.path, weights)
         if not os.path.isdir(os.path.expanduser(config.model.path)):
             kept.mkdir(exist_ok=True)
+            named.unlink(missing_ok=True)  # until all are there
             for file in _small(found):
                 shutil.copyfile(file, kept / file.name)
             named.write_text(config.model.path)
