@@ -129,6 +129,15 @@ def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
     bad = _undivided(rows)
     for name, axes in leaves(config.sharding).items():
         bad += _each_once(name, [axis for axis in axes.split(",") if axis], sizes)
+    for phase, rules in config.sharding.to_dict().items():
+        over = {axis: [n for n in rules[axis].split(",") if sizes.get(n, 1) > 1] for axis in rules}
+        if both := [n for n in over["vocab"] if n in over["batch"]]:
+            name, why = f"sharding.{phase}.vocab", "splits the rows of a batch too"
+            remedy = f"leave it out of this or of sharding.{phase}.batch"
+            bad.append(f"config.{name}: {', '.join(both)} {why}; {remedy}")
+        if phase == "decode" and over["sequence"]:
+            why = f"{rules['sequence']!r} would split the one token of a row that is decoded"
+            bad.append(f"config.sharding.decode.sequence: {why}; set ''")
     return bad
 
 
