@@ -124,7 +124,8 @@ def sample_batch(algorithm, text, machine, stream, state: State) -> tuple[Collec
         prompts = [(i, text.train.ids[stream[i]]) for i in positions]
         asked = decode_params, prompts, rollout.group_size, draw
         none = [Group(*prompt, ()) for prompt in prompts]
-        calls = {"wanted": needed(none, missing, grade, algorithm.teaches)} if ends else {}
+        how = missing, grade, algorithm.teaches, text.judge.together
+        calls = {"wanted": needed(none, *how)} if ends else {}
         groups, stats = machine.sample_groups(*asked, **calls)
         totals.append(stats)
         groups = grade(groups)

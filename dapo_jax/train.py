@@ -120,8 +120,8 @@ def run(
         say(report.memory_line(config, machine))
     say(f"resumed after step {state.counters.step}" if resumed else "start")
     book.note("resume", step=state.counters.step)
-    state, method = choose.resumed(config, state), choose.of(config)
     stream, since = problems.stream(range(len(text.train.ids)), config.seed), state.counters.step
+    state, method = choose.resumed(config, text, stream, state), choose.of(config)
     stop, cut, last = "", "", since >= config.steps
     kept = state if resumed else None  # the newest whose record is written
     with contextlib.ExitStack() as after:

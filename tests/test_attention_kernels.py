@@ -50,13 +50,13 @@ def test_splash_has_a_kernel_for_rows_of_every_length(block):
     splash._kernel(2, block, block)
 
 
-def on_mesh(sizes, attend):
-    """Heads over `tensor`, rows over `data`."""
+def on_mesh(sizes, attend, **rules):
+    """Heads over `tensor`, rows over `data`, but for these rules."""
     mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), parallel.AXES)
 
     @jax.jit
     def run(*args):
-        with parallel.mesh_scope(mesh, RULES):
+        with parallel.mesh_scope(mesh, RULES | rules):
             return attend(*args, SEGMENTS)
 
     return run
@@ -65,6 +65,17 @@ def on_mesh(sizes, attend):
 @pytest.mark.parametrize("sizes", [slow((1, 1, 2)), slow((2, 1, 2))], ids=str)
 def test_splash_on_meshes(sizes):
     assert_attends(on_mesh(sizes, splash.splash), 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "d", "axis"), [("splash", 64, "head_dim"), ("triton", 16, "token")]
+)
+def test_a_kernel_reads_whole_heads_and_rows(kernel, d, axis):
+    """Whatever the rules split."""
+    attend = lambda *a: splash.kernel(kernel, jnp.float32, d)(*a, 64)
+    rules = dict(heads="", kv_heads="") | {axis: "tensor"}
+    assert_attends(on_mesh((1, 1, 2), attend, **rules), d)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Responses that outlive steps: parked and continued, killed and resumed, the same bits."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -280,8 +281,30 @@ def test_what_is_in_flight_is_not_lost_by_another_staleness(whole_run, tmp_path)
     trained = [g.position for _, record in told for g in record.batch.groups]
     assert len(trained) == 12 and len(told[-1][0].carried) <= 4
     c.steps, c.rollout.staleness = 8, 0
-    with pytest.raises(config.ConfigError, match="the checkpoint has . groups in flight; set 1"):
+    with pytest.raises(config.ConfigError, match=". groups are in flight; set 1"):
         run(c, tmp_path, allow_config_change=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, ""),
+        ({"rollout.staleness": 0}, "rollout.staleness: 0, and 1 groups are in flight; set 1"),
+        ({"rollout.group_size": 4}, "rollout.group_size: 4, and groups of 2 wait; set 2"),
+        ({"rollout.max_response_tokens": 5}, "5, and responses wait that need 6; set 6 or more"),
+        ({"data.max_prompt_tokens": 2}, "2, and a prompt of 3 waits; set 3 or more"),
+        ({"seed": 1}, "data: 1 groups are in flight of other problems"),  # another stream
+    ],
+)
+def test_groups_that_wait_fit_or_the_run_is_refused(fields, says):
+    c = small(1, rollout__staleness=1, rollout__group_size=2)
+    c.update(fields)
+    one = Response(np.arange(5), np.zeros(5), np.zeros(5), False, ended=False)
+    text = SimpleNamespace(train=SimpleNamespace(ids=[[7, 8, 9], [7, 8]]))
+    stream, state = [c.seed % 2], State({}, None, carried=[Group(0, [7, 8, 9], [one, one])])
+    refused = pytest.raises(config.ConfigError, match=f"^config.*{says}.*, or begin another run")
+    with refused if says else contextlib.nullcontext():
+        choose.resumed(c, text, stream, state)
 
 
 @pytest.mark.slow

@@ -150,6 +150,13 @@ def test_steps_draw_what_is_due_whatever_the_rounds(correct, cap, sits_out, surp
         cursor, carried = got.next_position, got.carried
 
 
+def test_epochs_without_a_due_problem_are_not_looked_through():
+    """A thousand of them; of 17,917 problems each took half a second."""
+    c, last = settings(pass_rate_cap=0.9, revisit_epochs=1000).curriculum, range(4004, 4008)
+    stream = dict(zip(last, range(4), strict=True))  # another look-up fails
+    assert curriculum.ahead(c, stream, 4, retired(4, 0))(4, 3) == [*last[:3]]
+
+
 def test_a_few_problems_left_are_drawn_once_a_step_which_says_so():
     """One of four is left: it is not the whole batch, however many that wants."""
     c, stream, rates = settings(pass_rate_cap=0.9), problems.stream(range(4), 0), retired(4, 0)
@@ -236,8 +243,8 @@ def test_a_run_draws_what_is_due_and_logs_its_rates(tmp_path):
 
 def test_what_was_kept_is_left_behind_where_it_is_off():
     state = State(None, None, by_problem=retired(4, 0)._asdict())
-    assert choose.resumed(settings(pass_rate_cap=0.5), state) is state
-    assert choose.resumed(settings(), state).by_problem == {}
+    assert choose.resumed(settings(pass_rate_cap=0.5), None, [], state) is state
+    assert choose.resumed(settings(), None, [], state).by_problem == {}
 
 
 @pytest.mark.slow

@@ -152,13 +152,19 @@ def test_estimate_stays_a_share_and_rounds_stay_bounded(correct, need, rate):
     assert low - 1e-9 <= got.accept_rate <= max(high, 1 / 64) + 1e-9  # between prior and evidence
 
 
-@given(outcomes, st.integers(1, 5), rates, st.booleans(), st.integers(0, 99))
-def test_ending_what_no_batch_can_use_keeps_the_batch(correct, need, rate, scored, seed):
+@given(outcomes, st.integers(1, 5), rates, st.booleans(), st.integers(0, 99), st.booleans())
+def test_ending_what_no_batch_can_use_keeps_the_batch(correct, need, rate, scored, seed, together):
     """That of 'drop', whichever responses end first and are graded together; what is told of the
-    step is the same whether its other responses were ended or not."""
+    step is the same whether its other responses were ended or not. together: a judge of groups is
+    given whole ones."""
     rng, stream = np.random.default_rng(seed), Stream(correct)
     graded = lambda g: judged(g.responses)._replace(**{"right_G": None} if scored else {})
-    grade = lambda groups: [g._replace(grades=graded(g)) for g in groups]
+
+    def grade(groups):
+        groups = [g._replace(grades=graded(g)) for g in groups]
+        assert not together or all(len(g.responses) == 4 for g in groups)
+        return groups
+
     whole = lambda positions: grade(stream.group(p) for p in positions)
     missing = need
 
@@ -166,7 +172,8 @@ def test_ending_what_no_batch_can_use_keeps_the_batch(correct, need, rate, score
         nonlocal missing
         drawn = [r for g in whole(positions) for r in g.responses]
         asked, so_far = [ds.Group(p, [p], ()) for p in positions], [None] * len(drawn)
-        wanted, most = ds.needed(asked, missing, grade, ds.Group.mixed), len(drawn)
+        wanted = ds.needed(asked, missing, grade, ds.Group.mixed, together)
+        most = len(drawn)
         for i in rng.permutation(len(drawn)):
             so_far[i] = drawn[i] if i < most else None
             if rng.random() < 0.5:

@@ -8,7 +8,7 @@ import pytest
 from tables import cases
 
 from dapo_jax import config
-from dapo_jax.dapo.state import State
+from dapo_jax.dapo.state import Counters, State
 from dapo_jax.log import guards, metrics
 
 NONE = guards.History([], [])
@@ -158,6 +158,16 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
     assert not guards.why_stop(c, state.counters, {})
     c.guard.stop_after = 0
     assert not guards.why_stop(c, state.counters._replace(alarms_in_row=99), {})
+
+
+def test_what_is_said_of_a_short_batch_counts_whole_responses_where_the_filter_does():
+    c, counters = config.base(), Counters(empty_steps=3, samples=96, rounds=6)
+    log = {"sampling/batch_groups": 0, "sampling/rounds": 2, "response/truncated_frac": 0.99}
+    for c.loss.overlong_filter in ("loss", "group"):
+        said = guards.shortage(c, log), guards.why_stop(c, counters, log)
+        whole = ["among responses that are not truncated" in text for text in said]
+        assert whole == [c.loss.overlong_filter == "group"] * 2
+    assert said[1].endswith("; raise rollout.max_response_tokens, which cut 99% of the responses")
 
 
 RISING = [0.4 + 0.01 * i for i in range(25)]

@@ -545,7 +545,7 @@ def test_learning_rate_falls_by_optax_s_schedules(warmup, from_zero):
     optim = config.base().optim
     optim.lr, optim.warmup_steps, optim.warmup_from_zero = 2e-3, warmup, from_zero
     optim.decay_steps, optim.lr_end = 10, 0.1
-    full = max(warmup - (not from_zero), 0)
+    full = max(warmup, 1) - (not from_zero)
     rate = {}
     for optim.schedule in ("constant", "linear", "cosine"):
         rate[optim.schedule] = [learner.learning_rate(optim, step) for step in range(full + 14)]
@@ -555,3 +555,4 @@ def test_learning_rate_falls_by_optax_s_schedules(warmup, from_zero):
     np.testing.assert_allclose(rate["cosine"][full:], cosine, rtol=1e-5)
     assert rate["constant"][full:] == [2e-3] * 14
     assert rate["linear"][:full] == rate["cosine"][:full] == rate["constant"][:full]
+    assert (rate["constant"][0] == 0) == from_zero

@@ -14,6 +14,7 @@ from dapo_jax.config.schema import Config, ConfigError, leaves, walk
 from dapo_jax.config.sections import Sharding, stop_strings  # noqa: F401
 from dapo_jax.dapo.settings import Loss
 from dapo_jax.data import environments, hub, rows
+from dapo_jax.gate import wrong
 
 
 def resolve_mesh(config: Config, devices: int) -> dict[str, int]:
@@ -129,7 +130,25 @@ def _check_sizes(config: Config, sizes: Mapping[str, int]) -> list[str]:
     bad = _undivided(rows)
     for name, axes in leaves(config.sharding).items():
         bad += _each_once(name, [axis for axis in axes.split(",") if axis], sizes)
+    for phase, rules in config.sharding.to_dict().items():
+        bad += _check_rules(f"sharding.{phase}", rules, sizes)
     return bad
+
+
+def _check_rules(phase: str, rules: Mapping[str, str], sizes: Mapping[str, int]) -> list[str]:
+    """Rules by which sums would mix rows, or a device lack what it reads."""
+    over = {axis: [n for n in rules[axis].split(",") if sizes.get(n, 1) > 1] for axis in rules}
+    both = ", ".join(n for n in over["vocab"] if n in over["batch"])
+    of_rows = "splits the rows of a batch too; leave it out of this or of"
+    beside = f"{phase}.heads = {rules['heads']!r}: a device needs the keys of its queries"
+    one = "would split the one token of a row that is decoded; set ''"
+    return wrong(
+        (both, f"config.{phase}.vocab: {both} {of_rows} {phase}.batch"),
+        (over["heads"] != over["kv_heads"],
+         f"config.{phase}.kv_heads: {rules['kv_heads']!r} beside {beside}; set both alike"),
+        (phase == "sharding.decode" and over["sequence"],
+         f"config.{phase}.sequence: {rules['sequence']!r} {one}"),
+    )  # fmt: skip
 
 
 def check_shape(model, sizes: Mapping[str, int], sharding: Sharding) -> list[str]:

@@ -22,9 +22,10 @@ def group_normalize(
     std_Nx1 = np.sqrt((gap**2).sum(1, keepdims=True) / np.maximum(n_Nx1 - settings.ddof, 1))
     if settings.scale == "batch":
         std_Nx1[:] = np.sqrt((gap**2).sum() / max(n_Nx1.sum() - settings.ddof, 1))
-    # Equal rewards may differ by 1e-17 from rounding, and dividing that by epsilon would not be
-    # zero. Such groups get exactly 0. (A response alone has no gap either.)
-    flat_Nx1 = np.abs(gap).max(1, keepdims=True) <= 1e-12
+    # Equal rewards may differ from their mean by rounding, and dividing that by epsilon would not
+    # be zero. Such groups get exactly 0. (A response alone has no gap either.)
+    size_Nx1, gap_Nx1 = (np.abs(x).max(1, keepdims=True) for x in (r, gap))
+    flat_Nx1 = gap_Nx1 <= 1e-12 * np.maximum(size_Nx1, 1)
     if settings.leave_one_out:
         gap = gap * n_Nx1 / np.maximum(n_Nx1 - 1, 1)
     divisor_Nx1 = 1.0 if settings.scale == "none" else std_Nx1 + settings.epsilon

@@ -82,26 +82,35 @@ def enough(accepted: Sequence[bool], missing: int) -> int:
 
 
 def needed(
-    asked: Sequence[Group], missing: int, grade: Callable, accept: Callable[[Group], bool]
+    asked: Sequence[Group],
+    missing: int,
+    grade: Callable,
+    accept: Callable[[Group], bool],
+    together: bool = False,
 ) -> Callable[[Sequence[Any]], int]:
     """`wanted` of `Engine.generate` where surplus='end': once `missing` groups are sure to be
     accepted, nothing of the problems behind them can be used. A group is sure as soon as those of
     its responses that have ended can be told apart: the others cannot undo that.
-    asked: the problems of a round. grade: (groups) -> the groups with grades."""
+    asked: the problems of a round. grade: (groups) -> the groups with grades. together: a grade
+    depends on all responses of its group, which is then judged when all have ended."""
     known = [False] * len(asked)  # whether it is sure
-    ended: dict[int, Group] = {}  # by request: its response alone, with its grade
+    ended: dict[int, Group] = {}  # by first request: what is judged together, with its grades
 
     def sure(ones: list[Group]) -> bool:
-        parts = ((g.responses[0], g.grades.score_G, g.grades.right_G) for g in ones)
-        responses, score, right = zip(*parts, strict=True)
+        parts = ((g.grades.score_G, g.grades.right_G) for g in ones)
+        score, right = zip(*parts, strict=True)
         right_G = None if any(x is None for x in right) else np.concatenate(right)
+        responses = [r for g in ones for r in g.responses]
         grades = Grades(np.concatenate(score), right_G)
         return accept(ones[0]._replace(responses=responses, grades=grades))
 
     def wanted(responses: Sequence[Any]) -> int:
         G = len(responses) // len(asked)
-        new = [i for i, r in enumerate(responses) if r is not None and i not in ended]
-        alone = [asked[i // G]._replace(responses=[responses[i]]) for i in new]
+        size = G if together else 1
+        of = lambda i: responses[i : i + size]
+        begun = (i for i in range(0, len(responses), size) if i not in ended)
+        new = [i for i in begun if None not in of(i)]
+        alone = [asked[i // G]._replace(responses=of(i)) for i in new]
         ended.update(zip(new, grade(alone), strict=True))
         for n in {i // G for i in new}:
             known[n] = sure([ended[i] for i in range(n * G, n * G + G) if i in ended])

@@ -91,4 +91,7 @@ class Optim(Section, place="optim"):
 
     def mistakes(self) -> list[str]:
         falls = self.schedule != "constant"
-        return wrong((falls and not self.decay_steps, f"config.optim.decay_steps: schedule {self.schedule!r} needs the rollout steps after warm-up in which the rate falls"))
+        return wrong(
+            (falls and not self.decay_steps, f"config.optim.decay_steps: schedule {self.schedule!r} needs the rollout steps after warm-up in which the rate falls"),
+            ((self.decay_steps or self.lr_end) and not falls, "config.optim.schedule: 'constant' takes no decay_steps or lr_end; set 'linear' or 'cosine'"),
+        )

@@ -95,8 +95,8 @@ def open_step(path: str, step: int, score: grading.Score | None = None) -> Opene
     machine = build.build_machine(config, tok.vocab_size, tok.stop_ids, model_dir)
     with tempfile.TemporaryDirectory() as none:  # has no checkpoint
         state, _ = begin.start_state(config, text, machine, none, lambda _: True, notes.append)
-    state = choose.resumed(config, state)
     stream = problems.stream(range(len(text.train.ids)), config.seed)
+    state = choose.resumed(config, text, stream, state)
     ours = ("a branch of ", "changed: config.init_")
     notes = [note for note in notes if not note.startswith(ours)]
     o = Opened(path, step, config, choose.of(config), text, machine, stream, state, notes)

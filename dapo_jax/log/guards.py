@@ -19,6 +19,7 @@ _RISE = 0.02  # accuracy: a window that gains less shows no learning
 _SCORE = re.compile(r"eval/((?!_top_p).)+/avg@k")  # a set at top_p=1
 _FEW, _NEARLY_ALL = 0.03, 0.95  # share of responses that the reward failed on
 _LEARNED = 0.9  # accuracy above which low entropy is healthy
+_OF_WHOLE = " among responses that are not truncated"  # by loss.overlong_filter='group'
 
 # "paper": arXiv 2503.14476.
 _TRY = {
@@ -221,7 +222,7 @@ def shortage(config, log: dict[str, float]) -> str:
         have = "right and wrong responses"
         wrong, right = (log.get(f"sampling/all_{x}_frac", 0.0) for x in ("wrong", "correct"))
         others = f" ({wrong:.0%} of the problems all wrong, {right:.0%} all right)"
-    have += choose.wants(config)
+    have += _OF_WHOLE * (config.loss.overlong_filter == "group") + choose.wants(config)
     if why := choose.ran_out(config, log):
         others += f", {why}"
     rounds = f"{log['sampling/rounds']} rounds{others}"
@@ -243,9 +244,13 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
     if counters.empty_steps >= config.dynamic_sampling.max_empty_steps:
         if log.get("sampling/rounds") == 0:
             return choose.NONE_LEFT
+        cut = log.get("response/truncated_frac", 0.0) * (config.loss.overlong_filter == "group")
         empty = f"{counters.empty_steps} steps in a row without one group whose grades differ"
+        empty += _OF_WHOLE * (cut > 0)
         drawn = f"{counters.samples} responses drawn in {counters.rounds} rounds"
         remedy = "give easier or harder problems, more responses per problem, or a better start"
+        if cut > 0.5:
+            remedy = f"raise rollout.max_response_tokens, which cut {cut:.0%} of the responses"
         return f"nothing to learn: {empty} ({drawn}); {remedy}"
     if config.dynamic_sampling.on_exhausted == "stop" and log and shortage(config, log):
         if choose.ran_out(config, log):

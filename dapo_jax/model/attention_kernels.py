@@ -73,8 +73,8 @@ def splash(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT) -> jax.Array:
         y = jax.vmap(row)(scaled.reshape(B, K, H // K, T + pad, d), k, v, segments)
         return y.reshape(B, H, T + pad, d)[:, :, :T]
 
-    heads, kv_heads = (("batch", n, "token", "head_dim") for n in ("heads", "kv_heads"))
-    split = parallel.per_shard(attend, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
+    heads, kv_heads = (("batch", n, None, None) for n in ("heads", "kv_heads"))
+    split = parallel.per_shard(attend, (heads, kv_heads, kv_heads, ("batch", None)), heads)
     return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
 
 

@@ -145,9 +145,10 @@ def optimizer(
 def learning_rate(optim, step: int) -> float:
     """lr of rollout step `step` (from 0): linear warm-up, then `optim.schedule` by optax. With
     `warmup_from_zero` step 0 trains at lr 0, which is where verl's schedule starts."""
-    full = max(optim.warmup_steps - (not optim.warmup_from_zero), 0)  # first step at the full rate
+    steps, first = max(optim.warmup_steps, 1), not optim.warmup_from_zero
+    full = steps - first  # first step at the full rate
     if step < full:
-        return optim.lr * ((step + (not optim.warmup_from_zero)) / optim.warmup_steps)
+        return optim.lr * ((step + first) / steps)
     return scheduled(optim.schedule, optim.lr, optim.lr_end, optim.decay_steps, step - full)
 
 

@@ -31,9 +31,9 @@ def _step(head_dim: int) -> int:
 def attend(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT, saved: str) -> jax.Array:
     """[B, H, T, d] on each device's rows and heads. saved: the name under which remat may keep what
     the backward pass needs. Off GPUs it is interpreted, for tests."""
-    heads, kv_heads = (("batch", n, "token", "head_dim") for n in ("heads", "kv_heads"))
+    heads, kv_heads = (("batch", n, None, None) for n in ("heads", "kv_heads"))
     one = functools.partial(_padded, saved)
-    split = parallel.per_shard(one, (heads, kv_heads, kv_heads, ("batch", "token")), heads)
+    split = parallel.per_shard(one, (heads, kv_heads, kv_heads, ("batch", None)), heads)
     return split(q_BxHxTxd, k_BxKxTxd, v_BxKxTxd, segments_BxT)
 
 

@@ -39,6 +39,9 @@ class Judge(NamedTuple):
     settings: Reward = Reward()  # how many wait together, how long, and how often
     reply: Callable | None = None  # answers turns
 
+    # Whether a grade depends on all responses to the problem
+    together = property(lambda self: forms.of(self.score).by_group)
+
 
 def judge(settings: Reward, score: Score | Judge | None = None) -> Judge:
     """A judge by `score` or what `settings` name. ValueError: a function or library is missing."""
@@ -94,12 +97,11 @@ def _grade(
 
 def said(judge: Judge, groups: Sequence[tuple[Problem, tuple[str, ...]]]) -> list[Grade | Failed]:
     """The grade of each response of each group, in order, from `judge.memory` where it is there."""
-    together = forms.of(judge.score).by_group
     units: list[tuple[range, tuple[Problem, Response]]] = []  # places in the result, what to ask
     keys: list[tuple[Problem, str]] = []
     for problem, texts in groups:
         places = range(len(keys), len(keys) + len(texts))
-        if together and texts:  # a grade depends on all of them
+        if judge.together and texts:
             units.append((places, (problem, texts)))
             keys += [(problem, repr((i, texts))) for i in range(len(texts))]
         else:

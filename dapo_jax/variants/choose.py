@@ -63,9 +63,10 @@ def memory_like(machine) -> dict[str, Any]:
     return {name: {"params": params, "opt_state": opt} for name, (params, opt) in states.items()}
 
 
-def resumed(config, state: State) -> State:
-    """A state without what no method of the config keeps. ConfigError: this must not be lost."""
-    staleness.check(config, state)
+def resumed(config, text, stream, state: State) -> State:
+    """A state without what no method of the config keeps. ConfigError: this must not be lost, or
+    groups that wait in it do not fit."""
+    staleness.check(config, text, stream, state)
     return state if curriculum.is_on(config.curriculum) else state._replace(by_problem={})
 
 

@@ -106,6 +106,8 @@ def ahead(
         last = first + c.revisit_epochs + 1  # by then every one that ever is
         for epoch in range(first, last + 1):
             due_P = due(c, rates, epoch) & ~drawn_P
+            if len(found) == size or not due_P.any():
+                continue
             rest = range(max(start, epoch * problems), (epoch + 1) * problems)
             new = (position for position in rest if due_P[stream[position]])
             found += itertools.islice(new, size - len(found))

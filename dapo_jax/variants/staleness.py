@@ -36,14 +36,28 @@ def apply(config, algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(sample=sample_batch, remember=(*algorithm.remember, metrics))
 
 
-def check(config, state: State) -> None:
-    """ConfigError: S is 0, and what the state has in flight would be lost."""
-    parked = sum(g.grades is None for g in state.carried)
-    if parked and not config.rollout.staleness:
-        raise gate.ConfigError(
-            f"config.rollout.staleness: 0, and the checkpoint has {parked} groups in flight; set 1"
-            " or more, or begin another run with its weights (config.init_from)"
-        )
+def check(config, text, stream: Sequence[int], state: State) -> None:
+    """ConfigError: groups that wait in the state would be lost, or do not fit the config."""
+    c, groups, most = config.rollout, state.carried, config.data.max_prompt_tokens
+    parked = [g for g in groups if g.grades is None]
+    other = [g for g in parked if [*g.prompt] != [*text.train.ids[stream[g.position]]]]
+    size = max((len(g.responses) for g in groups), default=c.group_size)
+    room = max((len(r.tokens) + (not r.ended) for g in groups for r in g.responses), default=0)
+    prompt = max((len(g.prompt) for g in groups), default=0)
+    for wrong, why in (
+        (parked and not c.staleness, f"rollout.staleness: 0, and {len(parked)} groups are in flight"
+         "; set 1 or more"),
+        (size != c.group_size, f"rollout.group_size: {c.group_size}, and groups of {size} wait; set"
+         f" {size}"),
+        (room > c.max_response_tokens, f"rollout.max_response_tokens: {c.max_response_tokens}, and"
+         f" responses wait that need {room}; set {room} or more"),
+        (prompt > most, f"data.max_prompt_tokens: {most}, and a prompt of {prompt} waits; set"
+         f" {prompt} or more"),
+        (other, f"data: {len(other)} groups are in flight of other problems; give those again"),
+    ):  # fmt: skip
+        if wrong:
+            remedy = "begin another run with the checkpoint's weights (config.init_from)"
+            raise gate.ConfigError(f"config.{why}, or {remedy}")
 
 
 def metrics(text, stream, state: State, batch: Collected) -> tuple[State, dict[str, float]]:

@@ -109,7 +109,7 @@ def metrics(logs: Sequence[dict]) -> dict[str, float]:
         mean = {name: total[i] / count for name, total in sums.items()}
         kinds = ("return", "advantage", "error")
         variance = {kind: max(mean[f"{kind}_square"] - mean[kind] ** 2, 0.0) for kind in kinds}
-        if variance["return"] > 1e-9:
+        if variance["return"] > 1e-6 * mean["return_square"]:  # more than float32 sums round
             explained = 1 - variance["error"] / variance["return"]
             log[f"critic/{part}explained_variance"] = explained
         for name in ("return", "advantage"):
