@@ -177,17 +177,23 @@ def read_json(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 def _read(m: ocp.CheckpointManager, step: int, item: str, args):
     restored = lambda: m.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-    return _retried(f"{m.directory} step {step}", item, restored)
+    return _retried(m, step, item, restored)
 
 
-def _retried(where: str, item: str, action):
-    """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense."""
+def _retried(m: ocp.CheckpointManager, step: int, item: str, action):
+    """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense.
+    ValueError: the step is not there any more."""
+    place = m.directory / str(step)
     for last in (False, True):
         try:
-            return retry.read(f"{where}: {item}", action)
+            return retry.read(f"{m.directory} step {step}: {item}", action)
         except Exception as error:  # whatever the readers make of changed bytes
             if retry.temporary(error):
                 raise
+            if not place.exists():
+                why = "was removed while it was read, by the run that writes there"
+                remedy = "without a step the newest is read; checkpoint.keep says how many stay"
+                raise ValueError(f"{m.directory} step {step}: {why}; {remedy}") from error
             if last:
                 raise Damaged(f"{item} cannot be read: {gate.describe(error)}") from error
 
@@ -251,7 +257,7 @@ def _reading_step(directory: Directory, step: int | None):
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
     path = m.directory / str(step) / "arrays"
     shapes = lambda: ocp.PyTreeCheckpointHandler().metadata(path).tree
-    return _retried(f"{m.directory} step {step}", "arrays", shapes)
+    return _retried(m, step, "arrays", shapes)
 
 
 def steps(
