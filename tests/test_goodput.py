@@ -103,6 +103,14 @@ def test_of_a_step_that_is_undone_its_sampling_counts_and_its_update_does_not():
     assert got.steps == {1: 9 + 6} and got.lost["restart"] == 60 - 6
 
 
+def test_an_event_of_a_long_run_copies_nothing():
+    got = ledger(*FIRST, *step(12, 1))
+    parts = (got.steps, got.evaluated, got.lost, got.sampled, got.undone)
+    got = goodput.add(got, {"time": 23.0, "event": "rollout"})
+    now = (got.steps, got.evaluated, got.lost, got.sampled, got.undone)
+    assert all(a is b for a, b in zip(parts, now, strict=True))
+
+
 def test_odd_clocks():
     """Set back; more compilation than there was time; no time at all."""
     got = ledger(*FIRST, (12, "rollout"), (5, "update"), (20, "step", {"step": 1}))
