@@ -26,6 +26,7 @@ def train(shell, tmp_path):
          "config.rollout.groups: 0 is too small, at least 1"),
         ([], ".*--workdir"),
         (["--workdir=mine"], ".*mine.* is a file"),
+        (["--workdir=w", "--group_size=4"], ".*'; did you mean --config.rollout.group_size?"),
         (["--workdir=w", "--confg.optim.lr=1"], "no flag --confg.optim.lr; did you mean --c"),
     ],
     ids=lambda value: None if isinstance(value, list) else re.sub(r"\W", "", value)[-20:],
@@ -89,8 +90,9 @@ def test_every_form_of_an_override():
     }  # fmt: skip
     given = [("seed", None), ("optim.lr", "x" * 99), ("log.tensorboard", "2"), ("model", "3")]
     assert cli.overrides(given, bad) == {}
-    words = "wants a value: --c", "wants float, got '", "wants bool, got '2", "no such field; did"
+    words = "wants a value: --c", "wants float, got '", "wants bool, got '2", "no such field; it "
     assert [line.partition(": ")[2][:18] for line in bad] == [*words]
+    assert bad[-1].endswith("is a section, with model.path, model.vocab_size, model.hidden_size")
 
 
 def test_home_is_expanded_in_every_path(monkeypatch):
