@@ -186,9 +186,11 @@ class Book:
         self.ledger = add(self.ledger, row)
         self._waiting += json.dumps(row) + "\n"
         if event != "start-up" and parallel.is_main_process():
-            with contextlib.suppress(OSError), self._path.open("a") as file:
-                file.write(self._waiting)
-            self._waiting = ""
+            text, self._waiting = self._waiting, "\n"  # ends a line that a full disk cuts off
+            with contextlib.suppress(OSError):
+                with self._path.open("a") as file:
+                    file.write(text)
+                self._waiting = ""
 
     def phase(self, name: str) -> None:
         if name != "chunk":
