@@ -121,6 +121,12 @@ def test_helpfields_lists_every_field(shell):
     assert lines == [f"{n} = {f.default!r}   {f.doc}" for n, f in schema.SCHEMA.items()]
 
 
+def test_a_reader_of_the_help_may_have_seen_enough():
+    piped = 'set -o pipefail; "$0" -m dapo_jax.train --helpfields | head -1'
+    done = bash("-c", piped, sys.executable, PYTHONPATH=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("place", ["file:///x", "foo://x", "http://127.0.0.1:1/x"])
 def test_a_place_of_no_known_kind(place, tmp_path):
     readers = (workdir.open_workdir, checkpoint.steps, policy.config_of_run, policy.find_given)

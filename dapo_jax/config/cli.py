@@ -127,7 +127,7 @@ def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> lis
         asked = set(argv[: argv.index("--")] if "--" in argv else argv)
         if asked & {"--help", "-help", "-h", "--helpshort", "--helpfields"}:
             fields = (f"{n} = {f.default!r}   {f.doc}" for n, f in schema.SCHEMA.items())
-            print(*(fields if "--helpfields" in asked else _help(arguments)), sep="\n")
+            tell(fields if "--helpfields" in asked else _help(arguments))
             sys.exit()
         CONFIG.overrides = overrides(given, bad)
         rest = flags.FLAGS(argv)
