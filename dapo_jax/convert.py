@@ -1,7 +1,7 @@
 """Checkpoints between Hugging Face and Orbax, and a check of the logits against `transformers`.
 
     python -m dapo_jax.convert to-orbax SRC DST  Hugging Face directory or hub name -> Orbax
-    python -m dapo_jax.convert to-hf SRC DST     a run's workdir, or to-orbax's DST -> Hugging Face
+    python -m dapo_jax.convert to-hf SRC DST     a workdir (or gs://...), to-orbax's DST -> Hugging Face
     python -m dapo_jax.convert check DIR         this project's logits next to transformers'
 
 The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), for
@@ -19,11 +19,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import Mesh
 from scipy.special import log_softmax
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint, export
+from dapo_jax.checkpoint import checkpoint, export, workdir
 from dapo_jax.config import cli, schema
 from dapo_jax.model import hf, hf_format, qwen2, rope
 from dapo_jax.model.qwen2 import Params, Shape
@@ -60,9 +61,9 @@ def _layout(shape: Shape) -> tuple[Mesh, parallel.Rules]:
     return mesh, schema.base().sharding.train.to_dict()
 
 
-def _newest(directory: str | Path) -> tuple[Path, dict]:
-    """The directory that holds the steps, and the newest step's state."""
-    path = Path(directory)
+def _newest(directory: str | Path) -> tuple[epath.Path, dict]:
+    """The directory that holds the steps, also in a bucket, and the newest step's state."""
+    path = workdir.place(str(directory), str(directory))
     path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not path.is_dir():
         raise ValueError(f"{directory}: no such directory")
@@ -137,7 +138,7 @@ def to_hf(src: str, dst: str, dtype: str, tokenizer: str | None) -> int:
     model = run.get("model.path")
     tokenizer = tokenizer or run.get("tokenizer.path") or model
     if run and not tokenizer and embedded.is_dir():
-        tokenizer = embedded
+        tokenizer = str(embedded)
     folders = [export.tokenizer_folder(named) if named else None for named in (tokenizer, model)]
     shape, params = load_params(src)
     hf.save(dst, shape, params, dtype, *folders)
