@@ -22,6 +22,14 @@ def files_of(step: int) -> list[str]:
     return [*made, f"rollouts/step_{step:06d}.jsonl"]
 
 
+def made(run: pathlib.Path, *steps: int) -> pathlib.Path:
+    for file in [*COPIED, *(name for step in steps for name in files_of(step))]:
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_text("")
+    (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
+    return run
+
+
 def names(folder) -> list[str]:
     found = (str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     return sorted(f for f in found if not f.endswith(".lock"))
@@ -55,11 +63,7 @@ def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(monkeypatch, 
 
 
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):
-    run = bucket / "run"
-    for file in [*COPIED, *files_of(4), *files_of(8), *files_of(12)]:
-        (run / file).parent.mkdir(parents=True, exist_ok=True)
-        (run / file).write_text("")
-    (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
+    run = made(bucket / "run", 4, 8, 12)
     monkeypatch.setattr(checkpoint, "find_step", lambda directory, step: step)
     before = names(run)
     for to, later in ((8, 12), (4, 8)):
@@ -77,11 +81,7 @@ def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, c
 
 
 def test_what_is_linked_from_another_disk_is_rewound(tmp_path, monkeypatch):
-    run, disk, rename = tmp_path / "run", tmp_path / "disk", os.rename
-    for file in [*COPIED, *files_of(4), *files_of(8)]:
-        (run / file).parent.mkdir(parents=True, exist_ok=True)
-        (run / file).write_text("")
-    (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
+    run, disk, rename = made(tmp_path / "run", 4, 8), tmp_path / "disk", os.rename
     disk.mkdir()
     for name in ("checkpoints", "export", "rollouts"):
         shutil.move(run / name, disk / name)
