@@ -141,6 +141,8 @@ def test_a_resumed_run_remembers_the_same(tmp_path):
     assert [len(part) for part in history[:3]] == [5, 20, 7]
     assert guards.recall(records) == history
     assert guards.recall([]) == NONE
+    damaged = [{"step": 1, "alarms": x} for x in (None, 3, [1])]  # JSON, but no run's
+    assert guards.recall(damaged).standing == {"": 1}
 
 
 def test_alarms_in_a_row_stop_the_run_where_configured():

@@ -78,7 +78,8 @@ def recall(records: Iterable[dict]) -> History:
     """The history of the records of metrics.jsonl, for a resumed run. A collective: all processes
     take that of process 0, which may be the only one with the file."""
     steps = (r for r in records if r["step"] > 0)  # 0: the evaluation before the first
-    both = lambda history, r: stand(remember(history, r), r.get("alarms", []))
+    listed = lambda r: r["alarms"] if isinstance(r.get("alarms"), list) else []
+    both = lambda history, r: stand(remember(history, r), map(str, listed(r)))
     return History(*parallel.gather_json(functools.reduce(both, steps, History([], [])))[0])
 
 
