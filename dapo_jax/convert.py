@@ -1,7 +1,7 @@
 """Checkpoints between Hugging Face and Orbax, and a check of the logits against `transformers`.
 
     python -m dapo_jax.convert to-orbax SRC DST  Hugging Face directory or hub name -> Orbax
-    python -m dapo_jax.convert to-hf SRC DST     a workdir (or gs://...), to-orbax's DST -> Hugging Face
+    python -m dapo_jax.convert to-hf SRC DST     a run (or gs://), to-orbax's DST -> Hugging Face
     python -m dapo_jax.convert check DIR         this project's logits next to transformers'
 
 The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), for
