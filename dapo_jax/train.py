@@ -128,7 +128,7 @@ def run(
         asked = after.enter_context(leaving.signals())
         after.callback(workdir.try_to_send, home, say)
         after.callback(lambda: book.note("leave", finished=bool(stop or last) and kept is state))
-        trace = profiler.Profiler(home.local, hooks.profile, range(since, config.steps), say)
+        trace = profiler.Profiler(home.local, hooks.profile, since, say)
         after.callback(trace.stop)
         hooks = goodput.beside(hooks, book, trace)
         writer = metrics.Writer(home.local, since if resumed else -1, config, say, home.name)

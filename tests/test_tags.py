@@ -13,7 +13,7 @@ from tensorboardX.summary import _clean_tag
 from test_train import small
 
 from dapo_jax import config, train
-from dapo_jax.log import goodput, metrics, profiler, tags, tensorboard as board
+from dapo_jax.log import goodput, metrics, tags, tensorboard as board
 
 # Of a graded reward of one's own: test_own_reward.py; of accelerators: test_hardware.py; of
 # responses that outlive steps: test_carried.py; of drafts: test_drafts.py; of turns: test_turns.py;
@@ -45,16 +45,6 @@ def everything(tmp_path_factory):
     c.log.alarm_command = f"tee -a {workdir}/told"
     train.train(c, workdir, score=stubbed_train.JUDGE, hooks=train.Hooks(profile=2))
     return workdir
-
-
-def test_a_step_that_will_not_be_traced_is_told(tmp_path):
-    said = []
-    for step in (0, 3, 4, 5, 6):
-        profiler.Profiler(tmp_path, step, range(3, 5), said.append)
-    profiler.Profiler(tmp_path, 6, range(5, 5), said.append)
-    left = [(3, "4 to 5"), (6, "4 to 5"), (6, "none")]
-    say = "warning: --profile={}: not one of the steps that are left ({})"
-    assert said == [say.format(*what) for what in left]
 
 
 def test_each_record_holds_what_the_table_says(everything):

@@ -16,15 +16,13 @@ SECONDS = 20  # of a phase, at most: minutes of trace are gigabytes
 
 
 class Profiler:
-    """Traces on process 0. step: the step to trace, 0 = none; to_do: the steps of this start, from
-    0 on."""
+    """Traces on process 0. step: the step to trace, 0 = none; done: number of steps done so far."""
 
-    def __init__(self, workdir: pathlib.Path, step: int, to_do: range, say: Callable[[str], None]):
-        self._folder, self._step, self._say = workdir / "profile", step, say
-        self._done, self._lock, self._timer = to_do.start, threading.Lock(), None
-        if step and step - 1 not in to_do:
-            left = f"{to_do.start + 1} to {to_do.stop}" if to_do else "none"
-            say(f"warning: --profile={step}: not one of the steps that are left ({left})")
+    def __init__(self, workdir: pathlib.Path, step: int, done: int, say: Callable[[str], None]):
+        self._folder, self._step, self._done, self._say = workdir / "profile", step, done, say
+        self._lock, self._timer = threading.Lock(), None
+        if step and step <= done:
+            say(f"warning: --profile={step}: that step is done; the next one is {done + 1}")
 
     def phase(self, name: str) -> None:
         if name == "chunk":
