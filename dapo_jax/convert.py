@@ -1,7 +1,7 @@
 """Checkpoints between Hugging Face and Orbax, and a check of the logits against `transformers`.
 
     python -m dapo_jax.convert to-orbax SRC DST  Hugging Face directory or hub name -> Orbax
-    python -m dapo_jax.convert to-hf SRC DST     a run's workdir, or to-orbax's DST -> Hugging Face
+    python -m dapo_jax.convert to-hf SRC DST     a run (or gs://), to-orbax's DST -> Hugging Face
     python -m dapo_jax.convert check DIR         this project's logits next to transformers'
 
 The output of to-orbax has the layout of a run's `checkpoints/` at step 0 (without optimizer), for
@@ -18,11 +18,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import Mesh
 from scipy.special import log_softmax
 
 from dapo_jax import parallel
-from dapo_jax.checkpoint import checkpoint
+from dapo_jax.checkpoint import checkpoint, export, workdir
 from dapo_jax.config import cli, schema
 from dapo_jax.model import hf, hf_format, qwen2, rope
 from dapo_jax.model.qwen2 import Params, Shape
@@ -59,9 +60,9 @@ def _layout(shape: Shape) -> tuple[Mesh, parallel.Rules]:
     return mesh, schema.base().sharding.train.to_dict()
 
 
-def _newest(directory: str | Path) -> tuple[Path, dict]:
-    """The directory that holds the steps, and the newest step's state."""
-    path = Path(directory)
+def _newest(directory: str | Path) -> tuple[epath.Path, dict]:
+    """The directory that holds the steps, also in a bucket, and the newest step's state."""
+    path = workdir.place(str(directory), str(directory))
     path = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not path.is_dir():
         raise ValueError(f"{directory}: no such directory")
@@ -131,10 +132,15 @@ def to_orbax(src: str, dst: str, dtype: str) -> int:
 
 def to_hf(src: str, dst: str, dtype: str, tokenizer: str | None) -> int:
     hf.new_directory(dst)  # before anything is loaded
-    tokenizer = tokenizer or _newest(src)[1].get("config", {}).get("model.path", "")
-    directory = hf.resolve(tokenizer, weights=False) if tokenizer else None
+    steps, state = _newest(src)
+    run, embedded = state.get("config", {}), steps.parent / "data"
+    model = run.get("model.path")
+    tokenizer = tokenizer or run.get("tokenizer.path") or model
+    if run and not tokenizer and embedded.is_dir():
+        tokenizer = str(embedded)
+    folders = [export.tokenizer_folder(named) if named else None for named in (tokenizer, model)]
     shape, params = load_params(src)
-    hf.save(dst, shape, params, dtype, directory)
+    hf.save(dst, shape, params, dtype, *folders)
     note = f"tokenizer of {tokenizer}" if tokenizer else "no tokenizer (see --tokenizer)"
     print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}, {note}")
     return 0
@@ -173,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     back.add_argument("src", help="workdir of a run, or a directory written by to-orbax")
     back.add_argument("dst", help="new directory")
     back.add_argument("--dtype", default="bfloat16", choices=list(hf_format.DTYPES), help=dtype)
-    back.add_argument("--tokenizer", help="directory or hub name; default: the run's model.path")
+    back.add_argument("--tokenizer", help="directory or hub name; default: the run's own")
     judged = commands.add_parser("check", help="compare logits with transformers")
     judged.set_defaults(run=check)
     judged.add_argument("src", metavar="dir", help="directory or hub name")

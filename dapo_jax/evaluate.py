@@ -40,7 +40,7 @@ def evaluate_to_files(
     for problems that have samples there. Only process 0 writes files and returns the scores; the
     others return None. saved: called after each file."""
     first, k = parallel.is_main_process(), evaluator.k
-    done = set(parallel.gather_json(list(scores_lib.finished(folder)) if first else [])[0])
+    done = set(parallel.gather_json(list(scores_lib.finished(folder, k)) if first else [])[0])
     left = [i for i, p in enumerate(data.problems) if p.id not in done]
     # Fills the slots twice: fewer leave many idle.
     size = -(-2 * evaluator.machine.engine.slots // k)
@@ -60,7 +60,7 @@ def evaluate_to_files(
                 saved()
     if not first:
         return None
-    there = scores_lib.finished(folder)
+    there = scores_lib.finished(folder, k)
     return scores_lib.from_rows([there[p.id] for p in data.problems])
 
 

@@ -178,7 +178,9 @@ def run(
                 evaluation = evaluate() if last or due(step, config.eval.every) else {}
                 log |= evaluation | first.told()
                 history = guards.remember(history, log)
-                state, broken = guards.count_alarms(config, state, log, history, say, writer.alarm)
+                state, history, broken = guards.count_alarms(
+                    config, state, log, history, say, writer.alarm
+                )
                 log |= {"alarms": broken} if broken else {}
                 writer.lines("rollouts", step, report.samples(config, text, stream, record.batch))
                 writer.record(step, log)

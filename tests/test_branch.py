@@ -1,7 +1,11 @@
 """What a branch takes along, and what is rewound; tests/faults/test_rewind.py has whole runs."""
 
 import contextlib
+import errno
 import json
+import os
+import pathlib
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +20,14 @@ COPIED = ["config.json", "metrics.jsonl"]
 def files_of(step: int) -> list[str]:
     made = [f"checkpoints/{step}/arrays", f"export/step_{step}/weights"]
     return [*made, f"rollouts/step_{step:06d}.jsonl"]
+
+
+def made(run: pathlib.Path, *steps: int) -> pathlib.Path:
+    for file in [*COPIED, *(name for step in steps for name in files_of(step))]:
+        (run / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / file).write_text("")
+    (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
+    return run
 
 
 def names(folder) -> list[str]:
@@ -51,11 +63,7 @@ def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(monkeypatch, 
 
 
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):
-    run = bucket / "run"
-    for file in [*COPIED, *files_of(4), *files_of(8), *files_of(12)]:
-        (run / file).parent.mkdir(parents=True, exist_ok=True)
-        (run / file).write_text("")
-    (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
+    run = made(bucket / "run", 4, 8, 12)
     monkeypatch.setattr(checkpoint, "find_step", lambda directory, step: step)
     before = names(run)
     for to, later in ((8, 12), (4, 8)):
@@ -70,3 +78,23 @@ def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, c
     assert (run / "rewound" / "to_8" / "checkpoints" / "12").is_dir()
     branch.rewind(config.base(), "gs://b/run", 4)  # once more: under another name
     assert names(run / "rewound" / "to_4_2") == COPIED
+
+
+def test_what_is_linked_from_another_disk_is_rewound(tmp_path, monkeypatch):
+    run, disk, rename = made(tmp_path / "run", 4, 8), tmp_path / "disk", os.rename
+    disk.mkdir()
+    for name in ("checkpoints", "export", "rollouts"):
+        shutil.move(run / name, disk / name)
+        (run / name).symlink_to(disk / name)
+
+    def on_one_disk(*paths) -> None:
+        if len({disk in pathlib.Path(path).resolve().parents for path in paths}) > 1:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "rename", on_one_disk)
+    monkeypatch.setattr(checkpoint, "find_step", lambda directory, step: step)
+    branch.rewind(config.base(), run, 4)
+    large = [n for n in files_of(8) if not n.startswith("rollouts")]
+    assert names(disk / "rewound" / "to_4") == sorted(large)
+    assert names(run / "rewound") == sorted(f"to_4/{n}" for n in [*COPIED, files_of(8)[-1]])

@@ -1,6 +1,7 @@
 """Checkpoints: bit-equal, on any mesh."""
 
 import functools
+import shutil
 
 import jax
 import numpy as np
@@ -107,6 +108,19 @@ def test_restore_params_of_another_run(saved, tmp_path):
     assert params["embed"].sharding == shardings["embed"]
     with pytest.raises(ValueError, match=f"^{tmp_path}: no checkpoint in it$"):
         checkpoint.restore_params(str(tmp_path), ABSTRACT, layout((1, 1, 1)).params)
+
+
+@pytest.mark.parametrize("item", ["_saved_shapes", "read_json"])
+def test_a_step_that_a_run_removes_meanwhile_is_not_called_damaged(
+    saved, tmp_path, monkeypatch, item
+):
+    shutil.copytree(saved[0], tmp_path / "run")
+    read = getattr(checkpoint, item)
+    gone = lambda m, step: [shutil.rmtree(m.directory / str(step)), read(m, step)][1]
+    monkeypatch.setattr(checkpoint, item, gone)
+    with pytest.raises(ValueError, match="run step 3: was removed while it was read") as error:
+        checkpoint.restore_params(tmp_path / "run", ABSTRACT, layout((1, 1, 1)).params)
+    assert not isinstance(error.value, checkpoint.Damaged)
 
 
 def test_a_state_without_its_fields_is_damaged(monkeypatch):

@@ -26,6 +26,7 @@ def train(shell, tmp_path):
          "config.rollout.groups: 0 is too small, at least 1"),
         ([], ".*--workdir"),
         (["--workdir=mine"], ".*mine.* is a file"),
+        (["--workdir=w", "--group_size=4"], ".*'; did you mean --config.rollout.group_size?"),
         (["--workdir=w", "--confg.optim.lr=1"], "no flag --confg.optim.lr; did you mean --c"),
     ],
     ids=lambda value: None if isinstance(value, list) else re.sub(r"\W", "", value)[-20:],
@@ -89,8 +90,9 @@ def test_every_form_of_an_override():
     }  # fmt: skip
     given = [("seed", None), ("optim.lr", "x" * 99), ("log.tensorboard", "2"), ("model", "3")]
     assert cli.overrides(given, bad) == {}
-    words = "wants a value: --c", "wants float, got '", "wants bool, got '2", "no such field; did"
+    words = "wants a value: --c", "wants float, got '", "wants bool, got '2", "no such field; it "
     assert [line.partition(": ")[2][:18] for line in bad] == [*words]
+    assert bad[-1].endswith("is a section, with model.path, model.vocab_size, model.hidden_size")
 
 
 def test_home_is_expanded_in_every_path(monkeypatch):
@@ -117,6 +119,12 @@ def test_help_lists_the_own_flags_with_defaults(command, shell):
 def test_helpfields_lists_every_field(shell):
     lines = shell.python("-m", "dapo_jax.train", "--helpfields").stdout.splitlines()
     assert lines == [f"{n} = {f.default!r}   {f.doc}" for n, f in schema.SCHEMA.items()]
+
+
+def test_a_reader_of_the_help_may_have_seen_enough():
+    piped = 'set -o pipefail; "$0" -m dapo_jax.train --helpfields | head -1'
+    done = bash("-c", piped, sys.executable, PYTHONPATH=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("place", ["file:///x", "foo://x", "http://127.0.0.1:1/x"])

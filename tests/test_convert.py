@@ -1,6 +1,8 @@
 """python -m dapo_jax.convert: both directions bit for bit, and the check against transformers. Of a
 run's workdir: test_export.py."""
 
+import contextlib
+import json
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ from safetensors.numpy import load_file
 from test_hf import CASE, assert_same
 
 from dapo_jax import config, convert, parallel
+from dapo_jax.checkpoint import checkpoint
 from dapo_jax.model import hf, qwen2
 
 
@@ -33,6 +36,41 @@ def test_there_and_back(tmp_path, source, capsys):
         assert saved[name].tobytes() == x.tobytes(), name
     assert hf.read_shape(back) == hf.read_shape(source)
     assert (back / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("given", ["tokenizer.path", "model.path", "tokenizer file", ""])
+def test_a_run_takes_its_own_tokenizer_along(tmp_path, source, monkeypatch, given):
+    """And what else is known of its model; the embedded task's is in the workdir."""
+    about = source / "config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"eos_token_id": 7}))
+    own = tmp_path / ("own" if given.startswith("tok") else "source" if given else "run/data")
+    own.mkdir(parents=True, exist_ok=True)
+    (own / "tokenizer.json").write_text("its own")
+    named = str(own / "tokenizer.json" if given == "tokenizer file" else own)
+    fields = {"tokenizer.path": named * ("tok" in given), "model.path": str(source) * bool(given)}
+    steps, state = tmp_path / "run" / "checkpoints", {"config": fields}
+    monkeypatch.setattr(convert, "_newest", lambda src: (steps, state))
+    shape = hf.read_shape(source)
+    params = hf.load_params(source, shape)
+    monkeypatch.setattr(convert, "load_params", lambda src: (shape, params))
+    assert convert.main(["to-hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
+    assert (tmp_path / "hf" / "tokenizer.json").read_text() == "its own"
+    made = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert made.get("eos_token_id") == (7 if given else None)
+
+
+def test_a_run_in_a_bucket_is_found_with_its_tokenizer(tmp_path, source, bucket, monkeypatch):
+    (bucket / "run" / "checkpoints" / "3").mkdir(parents=True)
+    (bucket / "run" / "data").mkdir()
+    (bucket / "run" / "data" / "tokenizer.model").write_text("its own")
+    shape = hf.read_shape(source)
+    params = hf.load_params(source, shape)
+    monkeypatch.setattr(convert, "load_params", lambda src: (shape, params))
+    monkeypatch.setattr(checkpoint, "find_step", lambda directory: 3)
+    monkeypatch.setattr(checkpoint, "reader", contextlib.nullcontext)
+    monkeypatch.setattr(checkpoint, "read_json", lambda reader, step: {"config": {"a": 1}})
+    assert convert.main(["to-hf", "gs://b/run", str(tmp_path / "hf")]) == 0
+    assert (tmp_path / "hf" / "tokenizer.model").read_text() == "its own"
 
 
 def test_what_was_saved_in_bfloat16_is_read_in_float32(tmp_path, source):

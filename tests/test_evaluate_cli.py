@@ -204,10 +204,14 @@ def test_majority(answers, right, score):
     assert ("maj@k" in told) == (not value.any()) and "pass@" in told
 
 
-def test_a_damaged_line_of_samples_is_named(tmp_path):
-    """Its batch would be short of samples: it is to be made again."""
+@pytest.mark.parametrize(
+    ("last", "what"),
+    [("\0\n", "line 2 is damaged"), ('{"prob', "does not hold 2 samples of each problem")],
+)
+def test_a_batch_that_is_short_of_samples_is_named(tmp_path, last, what):
+    """By a damaged line, or one that was cut off while it was copied: it is to be made again."""
     path = tmp_path / "batch_000001.jsonl"
-    path.write_text('{"problem": "q"}\n\0\n')
+    path.write_text('{"problem": "q"}\n' + last)
     with pytest.raises(ValueError) as error:
-        scores.finished(tmp_path)
-    assert str(error.value).startswith(f"{path}: line 2 is damaged; remove the file: the same comm")
+        scores.finished(tmp_path, 2)
+    assert str(error.value).startswith(f"{path}: {what}; remove the file: the same command")

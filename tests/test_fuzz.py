@@ -498,7 +498,7 @@ def test_state_json_by_someone_who_seals_it(saved, data):
     counters = {k: values for k in Counters._fields} | {"new": values}
     some = st.fixed_dictionaries({}, optional=counters).map(lambda new: state | new)
     state = data.draw(st.one_of(*wrong, some))
-    step_dir = checkpoint._absolute(directory) / "4"
+    step_dir = checkpoint.absolute(directory) / "4"
     (step_dir / "state" / "metadata").write_text(json.dumps(state))
     (step_dir / seal.SEAL).unlink()
     seal.write(step_dir)

@@ -1,6 +1,7 @@
 """Where wall time went: a pure function of recorded events, and the book that records them."""
 
 import json
+import resource
 import types
 
 import pytest
@@ -103,6 +104,14 @@ def test_of_a_step_that_is_undone_its_sampling_counts_and_its_update_does_not():
     assert got.steps == {1: 9 + 6} and got.lost["restart"] == 60 - 6
 
 
+def test_an_event_of_a_long_run_copies_nothing():
+    got = ledger(*FIRST, *step(12, 1))
+    parts = (got.steps, got.evaluated, got.lost, got.sampled, got.undone)
+    got = goodput.add(got, {"time": 23.0, "event": "rollout"})
+    now = (got.steps, got.evaluated, got.lost, got.sampled, got.undone)
+    assert all(a is b for a, b in zip(parts, now, strict=True))
+
+
 def test_odd_clocks():
     """Set back; more compilation than there was time; no time at all."""
     got = ledger(*FIRST, (12, "rollout"), (5, "update"), (20, "step", {"step": 1}))
@@ -133,3 +142,17 @@ def test_the_book_goes_on_where_the_last_one_was_cut_off(tmp_path, monkeypatch):
     assert again.ledger.steps.keys() == {1} and again.ledger.starts == 2
     assert again.ledger == goodput.read(file)  # what is in memory is what is on disk
     assert file.read_text().startswith(whole)
+
+
+def test_a_full_disk_loses_the_events_that_it_refuses_alone(tmp_path):
+    book, file = goodput.Book(tmp_path, began=9.0), tmp_path / "events.jsonl"
+    book.note("resume", step=0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 9, limits[1]))
+    try:
+        book.note("rollout")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not file.read_text().endswith("\n")  # it was cut off
+    book.note("step", step=1)
+    assert goodput.read(file).step == 1

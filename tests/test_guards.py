@@ -138,22 +138,26 @@ def test_a_resumed_run_remembers_the_same(tmp_path):
         record = {"step": step} | {t: metrics.number(v) for t, v in log.items()}
         records.append(json.loads(json.dumps(record)))
         history = guards.remember(history, log)
-    assert [len(part) for part in history] == [5, 20, 7]
+    assert [len(part) for part in history[:3]] == [5, 20, 7]
     assert guards.recall(records) == history
     assert guards.recall([]) == NONE
+    damaged = [{"step": 1, "alarms": x} for x in (None, 3, [1])]  # JSON, but no run's
+    assert guards.recall(damaged).standing == {"": 1}
 
 
 def test_alarms_in_a_row_stop_the_run_where_configured():
     c, said = settings(entropy_min=0.6, stop_after=3), []
-    state = State({}, None)
+    state, history = State({}, None), NONE
     for step in (1, 2, 3, 4):
-        state, broken = guards.count_alarms(c, state.count(step=step), LOG, NONE, said.append)
+        state, history, broken = guards.count_alarms(
+            c, state.count(step=step), LOG, history, said.append
+        )
         assert len(broken) == 1
         assert bool(guards.why_stop(c, state.counters, {})) == (step >= 3)
     assert "4 steps in a row with an alarm" in guards.why_stop(c, state.counters, {})
     starts = [s.split(": entropy")[0] for s in said]
     assert starts == [f"alarm: step {n} ({n} in a row)" for n in (1, 2, 4)]
-    state, broken = guards.count_alarms(c, state, {"policy/entropy": 0.7}, NONE, said.append)
+    state, _, broken = guards.count_alarms(c, state, {"policy/entropy": 0.7}, NONE, said.append)
     assert broken == [] and state.counters.alarms_in_row == 0
     assert not guards.why_stop(c, state.counters, {})
     c.guard.stop_after = 0
@@ -168,6 +172,24 @@ def test_what_is_said_of_a_short_batch_counts_whole_responses_where_the_filter_d
         whole = ["among responses that are not truncated" in text for text in said]
         assert whole == [c.loss.overlong_filter == "group"] * 2
     assert said[1].endswith("; raise rollout.max_response_tokens, which cut 99% of the responses")
+
+
+def test_a_new_alarm_is_told_beside_one_that_stands():
+    """Also after a restart. Another set of evaluation is another alarm, another number is not."""
+    c, said, records = settings(entropy_min=0.6), [], []
+    state, history = State({}, None), NONE
+    for step in range(1, 9):
+        if step == 6:
+            c.guard.length_max, history = 90.0, guards.recall(records)
+        log = LOG | {"policy/entropy": 0.5 - step / 100}
+        state, history, broken = guards.count_alarms(
+            c, state.count(step=step), log, guards.remember(history, log), said.append
+        )
+        records.append({"step": step, "alarms": broken} | log)
+    told = [(int(s.split()[2]), s.split(": ")[2].split()[0]) for s in said]
+    assert told == [(n, "entropy") for n in (1, 2, 4)] + [(6, "mean"), (7, "mean"), (8, "entropy")]
+    fell = [f"eval/{name}/avg@k fell from {x}" for name, x in (("a24", 0.5), ("a25", 2e-5))]
+    assert len(guards.stand(NONE, fell).standing) == 2
 
 
 RISING = [0.4 + 0.01 * i for i in range(25)]

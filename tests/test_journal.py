@@ -1,8 +1,11 @@
 """What was finished is drawn once: read back bit for bit, and never where it does not belong."""
 
+import errno
+import os
 import pathlib
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -193,6 +196,19 @@ def test_beyond_the_limit_nothing_is_kept_and_nothing_ends(draw, whole, tmp_path
     assert_same_bits(responses, whole[0])
     assert files(tmp_path) == [file]
     assert len(said) == 1 and "config.checkpoint.journal_gb allows no more" in said[0]
+
+
+def test_a_full_disk_gets_no_file_at_each_try(tmp_path, monkeypatch):
+    said, counts = [], []
+    journal = opened(tmp_path, said.append)
+    monkeypatch.setattr(journal, "_policy", "p")
+    for failing in (False, True, True, True, False):
+        wrong = OSError(errno.ENOSPC, "No space left on device") if failing else None
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=wrong))
+        journal.put(bytes(16), b"x")
+        journal.flush()
+        counts.append(len(files(tmp_path)))
+    assert counts == [1, 1, 1, 1, 2] and len(said) == 1
 
 
 def test_in_a_bucket_each_write_is_an_object(draw, whole, tmp_path, bucket):

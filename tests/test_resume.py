@@ -32,6 +32,8 @@ def check(was, allow=False, data="same"):
 HARMLESS = {
     "steps": 7, "eval.every": 1, "checkpoint.keep": 9, "guard.entropy_min": 0.1, "mesh.fsdp": 4,
     "rollout.slots": 8, "optim.micro_batch_rows": 2, "model.remat": "full",
+    "optim.share_prompts": True, "dynamic_sampling.max_empty_steps": 9,
+    "dynamic_sampling.on_exhausted": "stop",
 }  # fmt: skip
 MEANINGFUL = {
     "seed": 1, "data.train": "other.jsonl", "rollout.group_size": 16, "rollout.temperature": 0.5,

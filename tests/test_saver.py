@@ -125,6 +125,14 @@ def test_the_last_save_is_tried_several_times(tmp_path, disk):
     assert [p.name for p in tmp_path.iterdir()] == ["8"] and disk.full == 0
 
 
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_save_that_runs_when_the_run_leaves_is_awaited_and_ends_nothing(tmp_path, disk, full):
+    disk.full, said, safe = full, [], []
+    with open_saver(tmp_path, said, safe.append) as saver:
+        saver.after_step(state(1), due=True)
+    assert len(said) == full and safe == steps(tmp_path) == [1] * (not full)
+
+
 def test_a_last_save_that_fails_says_what_there_is(tmp_path, disk):
     match = "step 3 could not be saved in .* is of step 1; make room"
     with pytest.raises(OSError, match=match), open_saver(tmp_path, []) as s:

@@ -52,10 +52,11 @@ def test_it_asks_to_leave_and_waits(on_term, status):
     assert running.returncode == status
 
 
-def test_the_log_is_kept_in_the_workdir_to_the_last_line(tmp_path):
+@pytest.mark.parametrize("flag", [["--workdir=~/w/"], ["-workdir", "~/w"]])
+def test_the_log_is_kept_in_the_workdir_to_the_last_line(tmp_path, flag):
     log, logs = tmp_path / "run.log", tmp_path / "w/logs"
     code = "trap 'echo last words; exit 75' TERM; echo up; while :; do sleep 0.02; done"
-    running = start(code, f"--workdir={tmp_path}/w/", DAPO_LOG=str(log))
+    running = start(code, *flag, DAPO_LOG=str(log), HOME=str(tmp_path))
     assert running.stdout.readline() == "up\n"
     running.send_signal(signal.SIGTERM)
     assert running.communicate(timeout=120) == ("last words\n", "") and running.returncode == 75

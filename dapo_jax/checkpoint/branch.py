@@ -55,7 +55,7 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
     with workdir_lib.hold(where, config.checkpoint.directory) as home:
         if not parallel.is_main_process():
             return
-        directory = epath.Path(config.checkpoint.directory or home.checkpoints)
+        directory = checkpoint.absolute(config.checkpoint.directory or home.checkpoints)
         checkpoint.find_step(directory, step)
         later = [n for n in checkpoint.numbers(directory) if n > step]  # newest first
         name = files.unused(home.top / workdir_lib.REWOUND / f"to_{step}", "_").name
@@ -67,16 +67,16 @@ def rewind(config, where: str | pathlib.Path, step: int) -> None:
         for file in home.local.glob("*/step_*.jsonl*"):  # of rollouts/ and eval/
             if int(file.name[5:].partition(".")[0]) > step:
                 (aside / file.parent.name).mkdir(exist_ok=True)
-                file.rename(aside / file.parent.name / file.name)
-        # Checkpoints in a bucket are renamed there, not copied through this machine.
-        kept = directory.parent / workdir_lib.REWOUND / name / directory.name
-        moves = [(directory / str(n), kept) for n in later]
-        exports = home.top / workdir_lib.REWOUND / name / workdir_lib.EXPORT
-        moves += [(path, exports) for s, path in export.found(home) if s > step]
-        for path, place in moves:
-            place.mkdir(parents=True, exist_ok=True)
-            path.rename(place / path.name)
+                shutil.move(file, aside / file.parent.name / file.name)
+        # Large ones are renamed where they lie, in a bucket or on a disk that is linked.
+        exports = checkpoint.absolute(home.top / workdir_lib.EXPORT)
+        moves = [directory / str(n) for n in later]
+        moves += [exports / path.name for s, path in export.found(home) if s > step]
+        kept = lambda folder: folder.parent / workdir_lib.REWOUND / name / folder.name
+        for path in moves:
+            kept(path.parent).mkdir(parents=True, exist_ok=True)
+            path.rename(kept(path.parent) / path.name)
         workdir_lib.send(home)
-    kept_in = f"{home.name}/{workdir_lib.REWOUND}/{name}"
-    since = f"what was exported and logged since in {kept_in}"
-    print(f"back at step {step}; {len(later)} later checkpoints are kept in {kept}, {since}")
+    since = f"what was exported and logged since in {home.name}/{workdir_lib.REWOUND}/{name}"
+    count = f"{len(later)} later checkpoints"
+    print(f"back at step {step}; {count} are kept in {kept(directory)}, {since}")

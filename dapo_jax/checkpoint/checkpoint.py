@@ -50,7 +50,7 @@ def manager(
     """Asynchronous; keeps the newest `keep` steps, those divisible by `keep_every` and the
     `keep_best` with the highest score. `cleanup`: remove what killed saves have left, which only
     the one process that writes there may do."""
-    path = _absolute(directory)
+    path = absolute(directory)
     score = lambda saved: -math.inf if saved["score"] is None else saved["score"]
     policies = [keeping.LatestN(keep)]
     if keep_every:
@@ -75,8 +75,8 @@ def manager(
     return ocp.CheckpointManager(path, options=options)
 
 
-def _absolute(directory: Directory) -> epath.Path:
-    """Orbax wants local paths absolute."""
+def absolute(directory: Directory) -> epath.Path:
+    """Local paths absolute, as Orbax wants them, and without links."""
     remote = workdir.is_remote(directory)
     return workdir.place(directory if remote else pathlib.Path(directory).resolve(), directory)
 
@@ -177,17 +177,23 @@ def read_json(m: ocp.CheckpointManager, step: int) -> dict[str, Any]:
 
 def _read(m: ocp.CheckpointManager, step: int, item: str, args):
     restored = lambda: m.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-    return _retried(f"{m.directory} step {step}", item, restored)
+    return _retried(m, step, item, restored)
 
 
-def _retried(where: str, item: str, action):
-    """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense."""
+def _retried(m: ocp.CheckpointManager, step: int, item: str, action):
+    """What cannot be read is tried again. Damaged: it was read, twice, and makes no sense.
+    ValueError: the step is not there any more."""
+    place = m.directory / str(step)
     for last in (False, True):
         try:
-            return retry.read(f"{where}: {item}", action)
+            return retry.read(f"{m.directory} step {step}: {item}", action)
         except Exception as error:  # whatever the readers make of changed bytes
             if retry.temporary(error):
                 raise
+            if not place.exists():
+                why = "was removed while it was read, by the run that writes there"
+                remedy = "without a step the newest is read; checkpoint.keep says how many stay"
+                raise ValueError(f"{m.directory} step {step}: {why}; {remedy}") from error
             if last:
                 raise Damaged(f"{item} cannot be read: {gate.describe(error)}") from error
 
@@ -251,7 +257,7 @@ def _reading_step(directory: Directory, step: int | None):
 def _saved_shapes(m: ocp.CheckpointManager, step: int) -> dict:
     path = m.directory / str(step) / "arrays"
     shapes = lambda: ocp.PyTreeCheckpointHandler().metadata(path).tree
-    return _retried(f"{m.directory} step {step}", "arrays", shapes)
+    return _retried(m, step, "arrays", shapes)
 
 
 def steps(
@@ -259,7 +265,7 @@ def steps(
 ) -> tuple[list[int], dict[int, str]]:
     """(whole steps, newest first; damaged ones and what is wrong with each), by their seals. among:
     those to look at, of `numbers`."""
-    path, whole, damaged = _absolute(directory), [], {}
+    path, whole, damaged = absolute(directory), [], {}
     for step in numbers(directory) if among is None else among:
         try:
             seal.check(path / str(step))
@@ -272,7 +278,7 @@ def steps(
 
 def numbers(directory: Directory) -> list[int]:
     """The steps that are there, whole or not, newest first."""
-    path = _absolute(directory)
+    path = absolute(directory)
 
     def there() -> list[int]:
         entries = path.iterdir() if path.is_dir() else ()
@@ -283,7 +289,7 @@ def numbers(directory: Directory) -> list[int]:
 
 def set_aside(directory: Directory, step: int) -> epath.Path:
     """Move a damaged step out of the way of the run that redoes it; a second one becomes STEP.2."""
-    path = _absolute(directory)
+    path = absolute(directory)
     kept = path.parent / f"{path.name}.damaged"
     kept.mkdir(parents=True, exist_ok=True)
     return (path / str(step)).rename(files.unused(kept / str(step)))
@@ -320,7 +326,7 @@ def reader(directory: Directory) -> ocp.CheckpointManager:
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     how = dict(create=False, lightweight_initialize=True, multiprocessing_options=alone)
     options = ocp.CheckpointManagerOptions(**how)
-    return ocp.CheckpointManager(_absolute(directory), options=options)
+    return ocp.CheckpointManager(absolute(directory), options=options)
 
 
 def _check_same(where: str, saved, wanted) -> None:

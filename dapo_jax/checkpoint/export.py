@@ -35,9 +35,8 @@ def export(config, home: Workdir, machine: Machine, state: State, say: Callable)
             params = machine.trainer.merged(state.params)
             # `build.load_text` writes the tokenizer of the embedded task.
             text = config.tokenizer.path or machine.model_dir or home.local / "data"
-            text = pathlib.Path(os.path.expanduser(text))
-            text = text if text.is_dir() else text.parent
-            hf.save(local, machine.shape, params, "bfloat16", text)
+            folders = tokenizer_folder(text), machine.model_dir
+            hf.save(local, machine.shape, params, "bfloat16", *folders)
             if parallel.is_main_process():
                 if home.remote:
                     _send(local, target)
@@ -51,6 +50,12 @@ def export(config, home: Workdir, machine: Machine, state: State, say: Callable)
     if parallel.any_process(bool(wrong)):
         why = wrong or "on another process"
         say(f"warning: step {step} is not exported to {target}: {why}; training goes on")
+
+
+def tokenizer_folder(named: str | pathlib.Path) -> pathlib.Path:
+    """Where the tokenizer is that a folder, one of its files or a model's name names."""
+    path = pathlib.Path(os.path.expanduser(named))
+    return path.parent if path.is_file() else hf.resolve(named, weights=False)
 
 
 def _send(local: pathlib.Path, target: epath.Path) -> None:

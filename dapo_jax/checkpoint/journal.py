@@ -11,6 +11,7 @@ cut or damaged record counts as absent. Files are removed once a checkpoint hold
 
 import collections
 import concurrent.futures
+import contextlib
 import hashlib
 import itertools
 import json
@@ -160,6 +161,9 @@ class Journal:
                 again = "a run that is cut off now draws them again"
                 self._say(f"warning: {self._folder}: {lost}; {again}")
             self._failing = True
+            if self._own not in self._files:  # or a full disk gets a file more at each try
+                with contextlib.suppress(Exception):
+                    (self._folder / str(self._own)).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
         with self._writing:  # or `flush` of another thread may add a file meanwhile

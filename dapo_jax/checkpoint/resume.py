@@ -28,7 +28,8 @@ HARMLESS = (
     "rollout.draft_cost", "rollout.draft_tokens", "rollout.draft_places",
     "rollout.prefill_prompts", "rollout.prefill_tokens", "rollout.page_tokens",
     "rollout.cache_fraction", "optim.micro_batch_rows", "optim.row_tokens", "optim.offload",
-    "optim.last_row_tokens", "optim.max_skipped",
+    "optim.last_row_tokens", "optim.share_prompts", "optim.max_skipped",
+    "dynamic_sampling.max_empty_steps", "dynamic_sampling.on_exhausted",
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class Saver:
 
     def __exit__(self, kind, *_):
         if kind is None:
+            self._settle()  # a run that was told to leave within a step awaits nothing else
             self._manager.close()
         elif kind is not KeyboardInterrupt:  # the run's own error is the one to report
             with contextlib.suppress(Exception):

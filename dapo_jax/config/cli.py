@@ -127,12 +127,14 @@ def _parse(argv: Sequence[str], arguments: Sequence[str], without_config) -> lis
         asked = set(argv[: argv.index("--")] if "--" in argv else argv)
         if asked & {"--help", "-help", "-h", "--helpshort", "--helpfields"}:
             fields = (f"{n} = {f.default!r}   {f.doc}" for n, f in schema.SCHEMA.items())
-            print(*(fields if "--helpfields" in asked else _help(arguments)), sep="\n")
+            tell(fields if "--helpfields" in asked else _help(arguments))
             sys.exit()
         CONFIG.overrides = overrides(given, bad)
         rest = flags.FLAGS(argv)
     except (flags.Error, UnicodeError, OSError) as error:
-        fail("\n".join([*bad, str(error).splitlines()[0]]))
+        said, flag = str(error).splitlines()[0], getattr(error, "flagname", "")
+        ours = [name for name in schema.SCHEMA if flag == name.rpartition(".")[2]]
+        fail("\n".join([*bad, said + f"; did you mean --config.{ours[0]}?" if ours else said]))
     if stray := rest[1 + len(arguments) :]:
         bad.append(f"unexpected argument {stray[0]!r}; flags are written --name=value")
     if missing := arguments[len(rest) - 1 :]:

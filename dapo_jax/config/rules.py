@@ -52,6 +52,8 @@ def relations(c: Config) -> list[str]:
          "config.eval.stop_strings: with rollout.turns a response ends by stop tokens and replies; set ''"),
         (c.eval.with_rollout and (stale or turns or rollout.draft_tokens or c.eval.stop_strings or c.eval.temperature != rollout.temperature or curriculum.temperature_schedule != "constant"),
          "config.eval.with_rollout: one call has one temperature and ends responses by tokens alone; set False, or eval.temperature = rollout.temperature, a constant one, with rollout.staleness=0 rollout.turns=0 rollout.draft_tokens=0 eval.stop_strings=''"),
+        (c.init_state == "all" and not c.init_from,
+         "config.init_state: 'all' is the state of another run; name it in init_from, or set 'weights'"),
         # groups and rows
         (rollout.group_size == 1 and (sampling.enabled or not critic.enabled),
          "config.rollout.group_size: 1 response makes no group to compare or to filter; set 2 or more, or critic.enabled=True and dynamic_sampling.enabled=False"),

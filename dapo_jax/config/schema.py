@@ -77,7 +77,10 @@ PEERS = _read(pathlib.Path(__file__).with_name("peers.txt").read_text())  # thei
 
 
 def nearest(name: str) -> str:
-    """', did you mean a, b?' for a mistyped field or another trainer's; '' if none is close."""
+    """', did you mean a, b?' for a mistyped field or another trainer's, or what a section has; '' if
+    none is close."""
+    if inside := [known for known in SCHEMA if known.startswith(f"{name}.")]:
+        return f"; it is a section, with {', '.join(inside[:3])}"
     *parents, leaf = name.split(".")
     for theirs in (".".join([*parents[-1:], leaf]), leaf):
         if theirs in PEERS:

@@ -52,7 +52,7 @@ def stop_strings(text: str) -> list[str]:
 class Checkpoint(Section, place="checkpoint"):
     """What is saved, when, and for how long."""
 
-    every: int = setting(10, "rollout steps between checkpoints (the last is always saved); 0 = only the last", 0)
+    every: int = setting(10, "rollout steps between checkpoints (the first and the last are always saved); 0 = those two only", 0)
     keep: int = setting(2, "newest checkpoints kept; if the newest is damaged, the one before is used", 1)
     keep_every: int = setting(0, "also keep the checkpoints of steps divisible by this; 0 = none", 0)
     keep_best: int = setting(0, "also keep this many with the best evaluation (each evaluated step is then saved)", 0)

@@ -205,13 +205,17 @@ def from_rows(rows_PxK: list[list[dict]]) -> Scores:
     )
 
 
-def finished(folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Problem id -> its rows in sample order, from all whole batches."""
-    by_problem = collections.defaultdict(list)
+def finished(folder: pathlib.Path, k: int) -> dict[str, list[dict]]:
+    """Problem id -> its k rows in sample order, from all batches. ValueError: one is not whole."""
+    found = {}
     for path in sorted(folder.glob("batch_*.jsonl")):
+        by_problem = collections.defaultdict(list)
+        remedy = "remove the file: the same command then samples its problems again"
         for number, row in files.json_lines(path):
             if row is None or "problem" not in row:
-                remedy = "remove the file: the same command then samples its problems again"
                 raise ValueError(f"{path}: line {number} is damaged; {remedy}")
             by_problem[row["problem"]].append(row)
-    return dict(by_problem)
+        if any(len(rows_K) != k for rows_K in by_problem.values()):
+            raise ValueError(f"{path}: does not hold {k} samples of each problem; {remedy}")
+        found |= by_problem
+    return found

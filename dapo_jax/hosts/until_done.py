@@ -12,6 +12,7 @@ JAX.
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -42,9 +43,11 @@ def main(command: list[str]) -> int:
     if log:
         pathlib.Path(log).write_bytes(b"")
         tee = subprocess.Popen(["tee", "-a", "--", log], stdin=subprocess.PIPE, preexec_fn=_deaf)
-        named = [x.partition("=")[2] for x in command if x.startswith("--workdir=")]
+        pairs = zip(command, [*command[1:], ""], strict=True)
+        flag = re.compile("--?workdir(=|$)")
+        named = [x.partition("=")[2] or after for x, after in pairs if flag.match(x)]
         if any(named[-1:]):
-            folder = named[-1].rstrip("/") + "/logs"
+            folder = os.path.expanduser(named[-1]).rstrip("/") + "/logs"
             copier = threading.Thread(target=keep, args=(pathlib.Path(log), folder, ends))
             copier.daemon = True  # a bucket that does not answer holds nothing up
             copier.start()

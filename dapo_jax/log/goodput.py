@@ -5,13 +5,14 @@ leaves. A resumed run appends to it, so that it also has the steps that were don
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import pathlib
 import re
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import field
+from typing import Any
 
 import jax.monitoring
 
@@ -30,19 +31,21 @@ _COMPILES = re.compile("/jax/core/compile/(backend_compile|jaxpr_to_mlir_module)
 _EVENTS = {"start-up", "resume", "rollout", "update", "evaluation", "save", "step", "leave"}
 
 
-class Ledger(NamedTuple):
+@dataclasses.dataclass
+class Ledger:
     """Seconds of wall time so far. Steps, evaluations and losses sum to the time between the first
     event and the last, except for time between the end of a finished run and its continuation."""
 
-    steps: Mapping[int, float] = {}  # step number -> s, for steps that count
-    evaluated: Mapping[int, float] = {}  # s after this step; 0 = before the first
-    lost: Mapping[str, float] = dict.fromkeys(LOST, 0.0)  # cause -> s
+    steps: dict[int, float] = field(default_factory=dict)  # step number -> s, for steps that count
+    # Step -> s of the evaluation after it; 0 = before the first
+    evaluated: dict[int, float] = field(default_factory=dict)
+    lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOST, 0.0))  # cause -> s
     begun: float = 0.0  # s in the running step
     step: int = 0  # the last step that is done
-    sampled: Mapping[int, float] = {}  # step -> s in rollouts, part of the above
+    sampled: dict[int, float] = field(default_factory=dict)  # step -> s in rollouts, of the above
     # Step -> s in rollouts that were cut off or undone. They count as lost to 'restart' until the
     # step is done again and says which share of its tokens was kept.
-    undone: Mapping[int, float] = {}
+    undone: dict[int, float] = field(default_factory=dict)
     doing: str = ""  # phase since the newest event; '' = none
     since: float = 0.0  # time of the newest event
     starts: int = 0
@@ -58,7 +61,7 @@ class Ledger(NamedTuple):
 
 
 def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
-    """The ledger after one more event: {"time": seconds since 1970, "event": name, ...}.
+    """The ledger, itself changed by one more event: {"time": s since 1970, "event": name, ...}.
 
     start-up                            a process starts
     resume, step=N                      from the state after step N: later steps are lost
@@ -74,8 +77,8 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
     """
     # The clock may have been set back.
     name, now = event["event"], max(float(event["time"]), ledger.since)
-    steps, evaluated, lost = dict(ledger.steps), dict(ledger.evaluated), dict(ledger.lost)
-    sampled, undone = dict(ledger.sampled), dict(ledger.undone)
+    steps, evaluated, lost = ledger.steps, ledger.evaluated, ledger.lost
+    sampled, undone = ledger.sampled, ledger.undone
     begun, running = ledger.begun, ledger.step + 1
     seconds = now - ledger.since if ledger.doing else 0.0
     if name == "start-up" and ledger.doing != "away":  # killed at an unknown time
@@ -115,8 +118,9 @@ def add(ledger: Ledger, event: dict[str, Any]) -> Ledger:
             lost["restart"] += steps.pop(n) + evaluated.pop(n, 0.0)
             undo(n)
     done = event.get("step", 0) if name in ("step", "resume") else ledger.step
-    starts = ledger.starts + (name == "start-up")
-    return Ledger(steps, evaluated, lost, begun, done, sampled, undone, doing, now, starts)
+    ledger.begun, ledger.step, ledger.doing, ledger.since = begun, done, doing, now
+    ledger.starts += name == "start-up"
+    return ledger
 
 
 def read(path: pathlib.Path) -> Ledger:
@@ -182,9 +186,11 @@ class Book:
         self.ledger = add(self.ledger, row)
         self._waiting += json.dumps(row) + "\n"
         if event != "start-up" and parallel.is_main_process():
-            with contextlib.suppress(OSError), self._path.open("a") as file:
-                file.write(self._waiting)
-            self._waiting = ""
+            text, self._waiting = self._waiting, "\n"  # ends a line that a full disk cuts off
+            with contextlib.suppress(OSError):
+                with self._path.open("a") as file:
+                    file.write(text)
+                self._waiting = ""
 
     def phase(self, name: str) -> None:
         if name != "chunk":

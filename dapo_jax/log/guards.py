@@ -4,7 +4,7 @@ import functools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ _WATCHED = ("reward/accuracy", "policy/entropy", "response/length_mean")
 _FIRST, _WINDOW = 5, 10  # steps: the start of a run; the window of a recent mean
 _RISE = 0.02  # accuracy: a window that gains less shows no learning
 _SCORE = re.compile(r"eval/((?!_top_p).)+/avg@k")  # a set at top_p=1
+_NUMBER = re.compile(r"(?<![\w/])-?\d[\d.e+-]*")  # in an alarm, but for those in a set's name
 _FEW, _NEARLY_ALL = 0.03, 0.95  # share of responses that the reward failed on
 _LEARNED = 0.9  # accuracy above which low entropy is healthy
 _OF_WHOLE = " among responses that are not truncated"  # by loss.overlong_filter='group'
@@ -47,30 +48,40 @@ _TRY = {
 
 class History(NamedTuple):
     """The past numbers of a run that alarms compare with, one dict per step. evaluated: for each
-    evaluation, avg@k of the sets and the training accuracy of the last `_WINDOW` steps."""
+    evaluation, avg@k of the sets and the training accuracy of the last `_WINDOW` steps. standing:
+    alarm without its numbers -> for how many steps in a row."""
 
     first: list[dict[str, float]]
     last: list[dict[str, float]]
     evaluated: Sequence[dict[str, float]] = ()
+    standing: Mapping[str, int] = {}
 
 
 def remember(history: History, log: dict) -> History:
     """The history after one more step. NaN and infinity are left out, as in metrics.jsonl."""
     seen = {t: float(log[t]) for t in _WATCHED if log.get(t) is not None}
     seen = {t: v for t, v in seen.items() if math.isfinite(v)}
-    first, last, evaluated = history
+    first, last, evaluated, standing = history
     last = [*last, seen][-2 * _WINDOW :]
     if scores := {t: log[t] for t in log if _SCORE.fullmatch(t) and log[t] is not None}:
         scores["reward/accuracy"] = _mean(last[-_WINDOW:], "reward/accuracy")
         evaluated = [*evaluated, scores]
-    return History([*first, seen][:_FIRST], last, evaluated)
+    return History([*first, seen][:_FIRST], last, evaluated, standing)
+
+
+def stand(history: History, broken: Iterable[str]) -> History:
+    """The history with the alarms of its last step."""
+    kinds = {_NUMBER.sub("", alarm) for alarm in broken}
+    return history._replace(standing={k: history.standing.get(k, 0) + 1 for k in kinds})
 
 
 def recall(records: Iterable[dict]) -> History:
     """The history of the records of metrics.jsonl, for a resumed run. A collective: all processes
     take that of process 0, which may be the only one with the file."""
     steps = (r for r in records if r["step"] > 0)  # 0: the evaluation before the first
-    return History(*parallel.gather_json(functools.reduce(remember, steps, History([], [])))[0])
+    listed = lambda r: r["alarms"] if isinstance(r.get("alarms"), list) else []
+    both = lambda history, r: stand(remember(history, r), map(str, listed(r)))
+    return History(*parallel.gather_json(functools.reduce(both, steps, History([], [])))[0])
 
 
 class Bound(NamedTuple):
@@ -194,16 +205,18 @@ def _mean(steps: list[dict[str, float]], tag: str) -> float:
 
 def count_alarms(
     config, state: State, log: dict, history: History, say: Callable, tell=lambda *_: None
-) -> tuple[State, list[str]]:
-    """Print the alarms of this step, and count steps with alarms in a row. tell: called with (step,
-    steps in a row, alarms) when alarms are printed."""
+) -> tuple[State, History, list[str]]:
+    """Count steps with alarms in a row, and print each alarm of this step in the 1st, 2nd, 4th, 8th,
+    ... step in a row that has it. tell: called with (step, steps in a row, these alarms)."""
     broken = alarms(config, log, history)
     in_row = state.counters.alarms_in_row + 1 if broken else 0
-    if broken and in_row & (in_row - 1) == 0:  # only the 1st, 2nd, 4th, 8th, ... in a row
-        tell(state.counters.step, in_row, broken)
-        for alarm in broken:
+    history = stand(history, broken)
+    times = lambda alarm: history.standing[_NUMBER.sub("", alarm)]
+    if told := [alarm for alarm in broken if times(alarm) & (times(alarm) - 1) == 0]:
+        tell(state.counters.step, in_row, told)
+        for alarm in told:
             say(f"alarm: step {state.counters.step} ({in_row} in a row): {alarm}")
-    return state.count(alarms_in_row=in_row), broken
+    return state.count(alarms_in_row=in_row), history, broken
 
 
 def shortage(config, log: dict[str, float]) -> str:

@@ -237,17 +237,18 @@ def save(
     params: Params,
     dtype: str = "bfloat16",
     tokenizer_dir: str | Path | None = None,
+    model_dir: str | Path | None = None,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Write a directory that `transformers` opens, whole or not at all; the host holds one tensor
-    at a time. tokenizer_dir, usually what training started from, gives the tokenizer and what
-    `shape` does not know (context length, special token ids, generation settings). Every process
-    calls this, and process 0 writes; its OSError is raised after the last gather. ValueError:
-    `path` holds something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
+    at a time. tokenizer_dir gives the tokenizer; model_dir, or else that one, what `shape` does not
+    know (context length, special token ids, generation settings). Every process calls this, and
+    process 0 writes; its OSError is raised after the last gather. ValueError: `path` holds
+    something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
     path, dtype = new_directory(path), str(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: wants one of {', '.join(DTYPES)}")
-    small = _small_files(tokenizer_dir, shape, dtype)
+    small = _small_files(tokenizer_dir, model_dir or tokenizer_dir, shape, dtype)
     files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
     small |= {hf_format.INDEX: index} if len(files) > 1 else {}
     flat, writes = flatten_dict(params), parallel.is_main_process()
@@ -326,7 +327,7 @@ def _write_file(file: Path, tensors: Tensors, dtype: str, values: Iterable[np.nd
             f.write(np.ascontiguousarray(value).view(np.uint8).data)
 
 
-def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict[str, bytes]:
+def _small_files(tokenizer_dir, model_dir, c: Shape, dtype: str) -> dict[str, bytes]:
     """File name -> content of all that is not weights."""
     files, config, generation = {}, {}, {}
     if tokenizer_dir is not None:
@@ -335,8 +336,10 @@ def _small_files(tokenizer_dir: str | Path | None, c: Shape, dtype: str) -> dict
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")
+    if model_dir is not None:
         read = lambda file: hf_format.read_json(file) if file.is_file() else {}
-        config, generation = read(source / "config.json"), read(source / "generation_config.json")
+        names = ("config.json", "generation_config.json")
+        config, generation = (read(Path(model_dir, name)) for name in names)
     kept = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     config = {k: config[k] for k in kept if config.get(k) is not None}
     generation = generation or {k: v for k, v in config.items() if k.endswith("_token_id")}
