@@ -30,7 +30,7 @@ MOST = 12  # lines of alarms that stand open
 def svg(picture: pictures.Picture) -> str:
     """A figure as an element of a page."""
     out = io.StringIO()
-    salt = {"svg.hashsalt": str(id(picture.figure))}  # ids of figures differ
+    salt = {"svg.hashsalt": f"{picture.section}: {picture.title}"}  # ids of figures differ
     with matplotlib.rc_context(pictures.STYLE | salt):
         picture.figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue().partition("<svg")[2].join(["<svg", ""])
