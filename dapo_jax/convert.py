@@ -134,13 +134,13 @@ def to_hf(src: str, dst: str, dtype: str, tokenizer: str | None) -> int:
     hf.new_directory(dst)  # before anything is loaded
     steps, state = _newest(src)
     run, embedded = state.get("config", {}), steps.parent / "data"
-    model = run.get("model.path")
+    model, template = run.get("model.path"), "" if tokenizer else run.get("tokenizer.chat_template")
     tokenizer = tokenizer or run.get("tokenizer.path") or model
     if run and not tokenizer and embedded.is_dir():
         tokenizer = str(embedded)
     folders = [export.tokenizer_folder(named) if named else None for named in (tokenizer, model)]
     shape, params = load_params(src)
-    hf.save(dst, shape, params, dtype, *folders)
+    hf.save(dst, shape, params, dtype, *folders, template)
     note = f"tokenizer of {tokenizer}" if tokenizer else "no tokenizer (see --tokenizer)"
     print(f"{dst}: {qwen2.param_count(shape):,} parameters in {dtype}, {note}")
     return 0

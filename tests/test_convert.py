@@ -40,14 +40,18 @@ def test_there_and_back(tmp_path, source, capsys):
 
 @pytest.mark.parametrize("given", ["tokenizer.path", "model.path", "tokenizer file", ""])
 def test_a_run_takes_its_own_tokenizer_along(tmp_path, source, monkeypatch, given):
-    """And what else is known of its model; the embedded task's is in the workdir."""
+    """And its chat template, and what else is known of its model. The embedded task's tokenizer is
+    in the workdir."""
     about = source / "config.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"eos_token_id": 7}))
     own = tmp_path / ("own" if given.startswith("tok") else "source" if given else "run/data")
     own.mkdir(parents=True, exist_ok=True)
-    (own / "tokenizer.json").write_text("its own")
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (own / name).write_text("its own")
+    (template := tmp_path / "chat.jinja").write_text("of the run")
     named = str(own / "tokenizer.json" if given == "tokenizer file" else own)
     fields = {"tokenizer.path": named * ("tok" in given), "model.path": str(source) * bool(given)}
+    fields["tokenizer.chat_template"] = str(template) * (given == "model.path")
     steps, state = tmp_path / "run" / "checkpoints", {"config": fields}
     monkeypatch.setattr(convert, "_newest", lambda src: (steps, state))
     shape = hf.read_shape(source)
@@ -55,6 +59,10 @@ def test_a_run_takes_its_own_tokenizer_along(tmp_path, source, monkeypatch, give
     monkeypatch.setattr(convert, "load_params", lambda src: (shape, params))
     assert convert.main(["to-hf", str(tmp_path / "run"), str(tmp_path / "hf")]) == 0
     assert (tmp_path / "hf" / "tokenizer.json").read_text() == "its own"
+    if given == "model.path":
+        about = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+        assert about["chat_template"] == "of the run"
+    assert (tmp_path / "hf" / "chat_template.jinja").exists() == (given != "model.path")
     made = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert made.get("eos_token_id") == (7 if given else None)
 

@@ -35,8 +35,8 @@ def export(config, home: Workdir, machine: Machine, state: State, say: Callable)
             params = machine.trainer.merged(state.params)
             # `build.load_text` writes the tokenizer of the embedded task.
             text = config.tokenizer.path or machine.model_dir or home.local / "data"
-            folders = tokenizer_folder(text), machine.model_dir
-            hf.save(local, machine.shape, params, "bfloat16", *folders)
+            given = tokenizer_folder(text), machine.model_dir, config.tokenizer.chat_template
+            hf.save(local, machine.shape, params, "bfloat16", *given)
             if parallel.is_main_process():
                 if home.remote:
                     _send(local, target)

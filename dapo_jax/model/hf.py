@@ -238,17 +238,19 @@ def save(
     dtype: str = "bfloat16",
     tokenizer_dir: str | Path | None = None,
     model_dir: str | Path | None = None,
+    chat_template: str | Path | None = None,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Write a directory that `transformers` opens, whole or not at all; the host holds one tensor
     at a time. tokenizer_dir gives the tokenizer; model_dir, or else that one, what `shape` does not
-    know (context length, special token ids, generation settings). Every process calls this, and
-    process 0 writes; its OSError is raised after the last gather. ValueError: `path` holds
-    something, `tokenizer_dir` no tokenizer, or `dtype` is none of `DTYPES`."""
+    know (context length, special token ids, generation settings). chat_template: a Jinja file in
+    place of the tokenizer's own. Every process calls this, and process 0 writes; its OSError is
+    raised after the last gather. ValueError: `path` holds something, `tokenizer_dir` no tokenizer,
+    or `dtype` is none of `DTYPES`."""
     path, dtype = new_directory(path), str(dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r}: wants one of {', '.join(DTYPES)}")
-    small = _small_files(tokenizer_dir, model_dir or tokenizer_dir, shape, dtype)
+    small = _small_files(tokenizer_dir, model_dir or tokenizer_dir, chat_template, shape, dtype)
     files, index = _plan(shape, jnp.dtype(dtype).itemsize, shard_bytes)
     small |= {hf_format.INDEX: index} if len(files) > 1 else {}
     flat, writes = flatten_dict(params), parallel.is_main_process()
@@ -327,7 +329,7 @@ def _write_file(file: Path, tensors: Tensors, dtype: str, values: Iterable[np.nd
             f.write(np.ascontiguousarray(value).view(np.uint8).data)
 
 
-def _small_files(tokenizer_dir, model_dir, c: Shape, dtype: str) -> dict[str, bytes]:
+def _small_files(tokenizer_dir, model_dir, chat_template, c: Shape, dtype) -> dict[str, bytes]:
     """File name -> content of all that is not weights."""
     files, config, generation = {}, {}, {}
     if tokenizer_dir is not None:
@@ -336,6 +338,11 @@ def _small_files(tokenizer_dir, model_dir, c: Shape, dtype: str) -> dict[str, by
             files |= {f.name: f.read_bytes() for f in source.glob(pattern) if f.is_file()}
         if not files:
             raise ValueError(f"{source}: no tokenizer files (tokenizer.json, vocab.json, ...)")
+        if chat_template:
+            template = Path(os.path.expanduser(chat_template)).read_text()
+            about = json.loads(files.get("tokenizer_config.json", b"{}"))
+            files["tokenizer_config.json"] = _json(about | {"chat_template": template})
+            files.pop("chat_template.jinja", None)  # transformers would take that one
     if model_dir is not None:
         read = lambda file: hf_format.read_json(file) if file.is_file() else {}
         names = ("config.json", "generation_config.json")
