@@ -50,13 +50,17 @@ def test_a_step_that_is_removed_while_it_is_read_is_not_there(tmp_path, monkeypa
     for step in (1, 2):
         (tmp_path / str(step)).mkdir()
 
-    def check(step_dir):
+    def check(step_dir, also=lambda: None):
         if step_dir.name == "1":
             step_dir.rmdir()
+            also()
             raise FileNotFoundError
 
     monkeypatch.setattr(checkpoint.seal, "check", check)
     assert checkpoint.steps(tmp_path) == ([2], {})
+    (tmp_path / "2").rename(tmp_path / "1")  # the only one, until its run has saved again
+    monkeypatch.setattr(checkpoint.seal, "check", lambda at: check(at, (tmp_path / "3").mkdir))
+    assert checkpoint.find_step(tmp_path) == 3
 
 
 def test_seals_of_other_steps_are_not_looked_at(tmp_path, monkeypatch):
