@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from dapo_jax import config
 from dapo_jax.checkpoint import branch, checkpoint, resume, workdir
@@ -23,30 +24,32 @@ def names(folder) -> list[str]:
     return sorted(f for f in found if not f.endswith(".lock"))
 
 
-def test_what_is_known_of_problems_goes_on_with_the_same_problems(monkeypatch):
-    found, same = State({}, (), by_problem={"rate_P": np.ones(3)}), iter([True, False])
-    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {}, restore=lambda *_: found)
-    for name, stub in stubs.items():
-        monkeypatch.setattr(checkpoint, name, stub)
-    monkeypatch.setattr(resume, "inputs", lambda *_: {})
-    monkeypatch.setattr(resume, "check", lambda *_: next(same))
-    source = SimpleNamespace(steps="checkpoints", step=3)
-    begun = lambda: branch.state(config.base(), None, source, None, None, None, print)
-    assert begun().by_problem and not begun().by_problem
+@pytest.fixture
+def begun(monkeypatch):
+    """State of a run that begins from another one's step, whose problems are the same or not."""
+
+    def begin(same: bool, steps="checkpoints", workdir=None) -> State:
+        found = State({}, (), by_problem={"rate_P": np.ones(3)})
+        stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {})
+        for name, stub in (stubs | dict(restore=lambda *_: found)).items():
+            monkeypatch.setattr(checkpoint, name, stub)
+        monkeypatch.setattr(resume, "inputs", lambda *_: {})
+        monkeypatch.setattr(resume, "check", lambda *_: same)
+        source = SimpleNamespace(steps=steps, step=3)
+        return branch.state(config.base(), None, source, None, None, workdir, print)
+
+    return begin
 
 
-def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(monkeypatch, tmp_path):
-    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {})
-    for name, stub in stubs.items():
-        monkeypatch.setattr(checkpoint, name, stub)
-    monkeypatch.setattr(checkpoint, "restore", lambda *_: State({}, ()))
-    monkeypatch.setattr(resume, "inputs", lambda *_: {})
-    monkeypatch.setattr(resume, "check", lambda *_: True)
+def test_what_is_known_of_problems_goes_on_with_the_same_problems(begun):
+    assert begun(True).by_problem and not begun(False).by_problem
+
+
+def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(begun, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old/metrics.jsonl").write_text("all of it")
     (tmp_path / "metrics.jsonl").write_text("all")
-    source = SimpleNamespace(steps=f"{tmp_path}/old/checkpoints", step=3)
-    branch.state(config.base(), None, source, None, None, tmp_path, print)
+    begun(True, f"{tmp_path}/old/checkpoints", tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == "all of it"
 
 
