@@ -131,8 +131,7 @@ def by_int8(prompt: list[int], response: np.ndarray) -> tuple[np.ndarray, np.nda
     ids=str,
 )
 def test_other_programs_give_the_same_tokens(how, requests):
-    draw = how.pop("draw", DRAW) if "draw" in how else DRAW
-    how = {k: v for k, v in how.items() if k != "draw"}
+    draw, how = how.get("draw", DRAW), {k: v for k, v in how.items() if k != "draw"}
     engine = make(drafts.DraftEngine, draft_tokens=5, **how)
     first, second, stats = twice(engine, requests, draw)
     plain = {k: v for k, v in how.items() if not k.startswith("draft")}
