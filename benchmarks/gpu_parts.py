@@ -6,7 +6,7 @@
     step      whole steps of a training on the embedded task: rollout, old log-probs, updates
     bits      the same samples and the same updated weights, twice
     kernels   tests/test_gpu.py: kernels against plain readers
-    peers     transformers, and vLLM where it is installed, as far as they are in this environment
+    peers     transformers with torch, where they are in this environment
 
 Each part and size has a process of its own. What is found stands in `--out` after each of them,
 with the driver and the clocks around it; nothing is begun after `--minutes`. 'tiny' runs on CPU.
@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 import zlib
-from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ import numpy as np
 from benchmarks import gpu, harness, sides
 from dapo_jax import config, train
 from dapo_jax.log import metrics
-from dapo_jax.model import hf_format, qwen2
+from dapo_jax.model import qwen2
 from dapo_jax.reward.grading import Grade
 from dapo_jax.rollout.draw import Draw
 
@@ -47,7 +46,6 @@ PACKAGES = (
     "jax-cuda13-plugin",
     "torch",
     "transformers",
-    "vllm",
 )
 
 
@@ -148,36 +146,14 @@ def kernels(size: str, repeats: int) -> dict:
     return counts | ({"failed tests": failed} if failed else {}) | {"status": done.returncode}
 
 
-def vllm_sampling(size: str, repeats: int) -> dict:
-    """Equal lengths by vLLM, with weights that it makes up itself."""
-    from vllm import LLM, SamplingParams
-
-    s, shape = gpu.setting(size), gpu.shape_of(size)
-    ids = np.random.default_rng(0).integers(0, 1000, (s.slots, s.prompt)).tolist()
-    with tempfile.TemporaryDirectory() as folder:
-        about = json.dumps(hf_format.config_json(shape, "bfloat16"))
-        pathlib.Path(folder, "config.json").write_text(about)
-        engine = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
-                     max_model_len=s.prompt + s.cap, max_num_seqs=s.slots)  # fmt: skip
-        how = SamplingParams(
-            max_tokens=s.equal, min_tokens=s.equal, ignore_eos=True, detokenize=False
-        )
-        work = [{"prompt_token_ids": row} for row in ids]
-        turn = lambda: engine.generate(work, how, use_tqdm=False)
-        turn()
-        return {"equal": s.slots * s.equal / harness.median_seconds(turn, repeats)}
-
-
 def peers(size: str, repeats: int) -> dict:
-    there = lambda *names: all(map(importlib.util.find_spec, names))
-    out: dict[str, Any] = {}
-    if there("torch", "transformers") and size not in ("tiny", "7B"):
-        for what, part in (("sampling", gpu.sample_theirs), ("update", gpu.update_theirs)):
-            found = harness.apart(part, size, repeats)
-            out |= {f"transformers {what}: {name}": x for name, x in found.items()}
-    if there("vllm") and size != "tiny":
-        out |= {f"vLLM: {k}": x for k, x in harness.apart(vllm_sampling, size, repeats).items()}
-    return out or {"skipped": "neither transformers with torch nor vLLM, or a size without peers"}
+    if size in ("tiny", "7B") or not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        return {"skipped": "no transformers with torch, or a size without peers"}
+    out = {}
+    for what, part in (("sampling", gpu.sample_theirs), ("update", gpu.update_theirs)):
+        found = harness.apart(part, size, repeats)
+        out |= {f"transformers {what}: {name}": x for name, x in found.items()}
+    return out
 
 
 PARTS = {
