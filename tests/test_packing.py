@@ -46,8 +46,8 @@ def test_what_does_not_fit_is_refused():
     pack([item(1, 1)] * 2 + [item(1, 1, 0.0)], 8, 1, 2)  # what is left out takes no room
 
 
-def item(prompt, response, weight=0.5):
-    rng = np.random.default_rng([0, prompt, response])
+def item(prompt, response, weight=0.5, seed=0):
+    rng = np.random.default_rng([seed, prompt, response])
     return packing.Item(
         rng.integers(1, 1000, prompt).tolist(),
         rng.integers(1, 1000, response),
