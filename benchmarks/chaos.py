@@ -20,7 +20,6 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,12 +32,11 @@ import numpy as np
 
 from benchmarks import cloud, harness as benchmark
 from benchmarks.harness import Flag
-from dapo_jax.checkpoint import checkpoint
 from dapo_jax.log import goodput
-from dapo_jax.model import qwen2
 
 sys.path[:0] = [str(cloud.ROOT / "tests"), str(cloud.ROOT / "tests/faults")]
 import harness  # noqa: E402
+import ports  # noqa: E402
 
 ROOT = cloud.ROOT
 GRACE_S = 10.0  # between a slice's SIGTERM and SIGKILL
@@ -80,11 +78,8 @@ class Run:
             shutil.copy(ROOT / name, checkout / name)
         # Hosts start in their copy: of a folder with a part of the package Python would take that.
         (checkout / "dapo_jax").symlink_to(ROOT / "dapo_jax")
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
         self._server = subprocess.Popen(
-            [sys.executable, cloud.__file__, folder, str(port)],
+            [sys.executable, cloud.__file__, folder, str(ports.free_port())],
             env=environment | ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self._server.stdout.readline()
@@ -217,20 +212,15 @@ def happen(run: Run, event: Event, rng: random.Random) -> None:
     event.exit_s = event.exit_s or time.time() - event.when
 
 
-def final_params(workdir: pathlib.Path, step: int) -> list[bytes]:
-    like = qwen2.abstract(qwen2.shape_from_config(harness.get_config()))
-    here = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), like)
-    found = checkpoint.restore_params(workdir / "checkpoints", like, here, step)
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(found)]
-
-
 def differences(run: Run, alone: Run) -> list[str]:
     """In what a run is not the one that was left alone."""
     a, b = run.workdir, alone.workdir
     step, reached = harness.newest(b), harness.newest(a)
     if reached != step:
         return [f"the last step: {reached} of {step}"]
-    same = [("the parameters", final_params(a, step) == final_params(b, step))]
+    weights = lambda run: jax.tree.leaves(harness.weights(run, step))
+    params = lambda run: [np.asarray(x).tobytes() for x in weights(run)]
+    same = [("the parameters", params(a) == params(b))]
     same.append(("metrics", harness.records(a) == harness.records(b)))
     same.append(("samples", harness.files(a, "rollouts") == harness.files(b, "rollouts")))
     steps = lambda run, i: [(r["step"], r["digest"]) for r in run.life(i) if r["what"] == "step"]

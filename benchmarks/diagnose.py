@@ -10,11 +10,8 @@ measured from 3000 on, on the tasks LATER. With --out the same command goes on w
 A run is found if its first cause is the one that it was broken by; a healthy one, if nothing is.
 """
 
-import concurrent.futures
 import contextlib
 import json
-import multiprocessing
-import os
 import pathlib
 import re
 import tempfile
@@ -27,9 +24,10 @@ import numpy as np
 
 from benchmarks import broken, harness
 from benchmarks.harness import Flag
-from dapo_jax import config, train
+from dapo_jax import config
 from dapo_jax.data import arithmetic
 from dapo_jax.lab import diagnose
+from dapo_jax.lab.experiments import pool, training
 
 FLAGS = {
     "first": Flag(0, 3000, "seed of the base, and of the first run"),
@@ -187,19 +185,15 @@ def base_config(seed: int):
     return c
 
 
-def base(out: pathlib.Path, seed: int) -> pathlib.Path:
+def of_base(seed: int) -> pool.Task:
     """A base model, as the quickstart's warm-up makes it."""
-    where = out / f"base_{seed}"
-    if not (where / "done").exists():
-        c = base_config(seed)
-        c.steps = 0
-        c.supervised_warmup.update({
-            "optimizer": "muon", "skill_steps": 350, "skill_lr": 1e-2,
-            "habit_steps": 60, "habit_lr": 3e-3,
-        })  # fmt: skip
-        train.train(c, where)
-        (where / "done").touch()
-    return where / "checkpoints"
+    c = base_config(seed)
+    c.steps = 0
+    c.supervised_warmup.update({
+        "optimizer": "muon", "skill_steps": 350, "skill_lr": 1e-2,
+        "habit_steps": 60, "habit_lr": 3e-3,
+    })  # fmt: skip
+    return pool.Task(f"base_{seed}", training.run, (config.leaves(c),))
 
 
 def write_problems(folder: pathlib.Path, levels, seed: int, how: Break | None) -> None:
@@ -226,36 +220,30 @@ def write_problems(folder: pathlib.Path, levels, seed: int, how: Break | None) -
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def made(out: pathlib.Path, job: Job, first: int) -> dict:
-    """Make a run and diagnose it."""
-    where = out / job.name.replace(", ", "_").replace(" ", "_")
-    if (where / "found.json").exists():
-        return json.loads((where / "found.json").read_text())
-    began, how = time.process_time(), BREAKS[job.breaks] if job.breaks >= 0 else None
-    task = (SEEN | HEALTHY | HEALTHY_LATER)[job.task]
-    c, data = base_config(job.seed), where.with_name(f"{where.name}_data")
-    write_problems(data, (how and how.levels) or task.levels, job.seed, how)
+def of_job(job: Job, base: str) -> pool.Task:
+    name = job.name.replace(", ", "_").replace(" ", "_")
+    return pool.Task(name, made, (job.task, job.breaks, job.seed, base), (base,))
+
+
+def made(where: pathlib.Path, task: str, breaks: int, seed: int, base: str) -> dict:
+    """Make a run and diagnose it. base: the folder of its base, beside its own."""
+    began, how = time.process_time(), BREAKS[breaks] if breaks >= 0 else None
+    levels, fields = (SEEN | HEALTHY | HEALTHY_LATER)[task]
+    c, data = base_config(seed), where / "problems"
+    write_problems(data, (how and how.levels) or levels, seed, how)
     c.data.train, c.tokenizer.path = str(data / "train.jsonl"), str(data / "tokenizer.model")
     c.eval.files = f"heldout={data / 'heldout.jsonl'}"
-    c.init_from = str(out / f"base_{first}" / "checkpoints")
-    c.update(task.fields)
+    c.init_from = str(where.with_name(base) / "checkpoints")
+    c.update(fields)
     c.update(how.fields if how else {})
     error = ""
     with how.machine() if how else contextlib.nullcontext():
         try:
-            if not train.train(c, where):
-                raise RuntimeError(f"{where}: cut off by SIGTERM; the same command goes on")
+            training.trained(c, where)
         except ValueError as why:  # some mistakes end a run
             error = str(why)
     found = diagnose.as_json(diagnose.diagnose(diagnose.read(str(where))))
-    found |= {"job": job, "error": error, "cpu_s": round(time.process_time() - began, 1)}
-    (where / "found.json").write_text(json.dumps(found))
-    return found
-
-
-def quietly(out: pathlib.Path, job: Job, first: int) -> dict:
-    with open(os.devnull, "w") as none, contextlib.redirect_stdout(none):
-        return made(out, job, first)
+    return found | {"error": error, "cpu_s": round(time.process_time() - began, 1)}
 
 
 def measure(args) -> list[harness.Table]:
@@ -267,14 +255,12 @@ def measure(args) -> list[harness.Table]:
         out = args.out or stack.enter_context(tempfile.TemporaryDirectory())
         out = pathlib.Path(out).absolute()
         jax.config.update("jax_compilation_cache_dir", str(out / "xla"))
-        base(out, args.first)
-        spawn = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(
-            args.jobs, spawn, prepare, (str(out / "xla"),)
-        )
-        waiting = [stack.enter_context(pool).submit(quietly, out, j, args.first) for j in wanted]
-        for job, one in zip(wanted, waiting, strict=True):
-            found = one.result()
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        base = of_base(args.first)
+        tasks = [of_job(job, base.folder) for job in wanted]
+        known = pool.run_all([base, *tasks], out, args.jobs)
+        for job, task in zip(wanted, tasks, strict=True):
+            found = known[task.folder]
             first, suspects = found["first"] or "nothing", found["suspects"]
             counts[job.name.split(",")[0]][first] += 1
             f = suspects[0]["figures"][0] if suspects else {}
@@ -283,11 +269,6 @@ def measure(args) -> list[harness.Table]:
             seconds += found["cpu_s"]
     runs.note(f"{len(wanted)} runs, {seconds:.0f} CPU-s, seeds from {args.first}.")
     return [confusion(counts), runs]
-
-
-def prepare(cache: str) -> None:
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def confusion(counts: dict[str, dict[str, int]]) -> harness.Table:

@@ -128,10 +128,10 @@ def draw_alone(table: harness.Table, repeats: int, scale: int, rows: int = 16) -
     add(table, f"draw alone, top-p 0.7, V={vocabulary:,} (rows)", turns, repeats)
 
 
-def uneven(table: harness.Table, repeats: int, scale: int, slots: int = 64) -> None:
+def uneven(table: harness.Table, repeats: int, scale: int) -> None:
     """Forced lengths. The peer takes the same requests in batches, each up to its longest row."""
     n = cap = 512 // scale
-    lengths = sides.log_normal(n, cap, cap / 4, seed=1)
+    slots, lengths = 64, sides.log_normal(n, cap, cap / 4, seed=1)
     tunix = tunix_sampler(cap)
 
     def batches():

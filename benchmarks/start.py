@@ -8,7 +8,6 @@ nothing, once more, and where there is a checkpoint to resume from. They do what
 its first step: meet, find the model, shard its weights over all of them. One number per process.
 """
 
-import collections
 import concurrent.futures
 import functools
 import json
@@ -16,6 +15,7 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -51,16 +51,17 @@ def write(directory: Path, shape: Shape, shard_bytes: int = 1_000_000_000) -> No
     (directory / "config.json").write_text(json.dumps(hf_format.config_json(shape, "bfloat16")))
 
 
-def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
-    """One process of a start; it runs in a process of its own."""
-    counts = collections.Counter(dict.fromkeys(COLUMNS, 0))
+def counting(fetch: Callable[[str, Sequence[str]], tuple[str, int]]) -> dict[str, int]:
+    """What this process asks of the hub, reads and compiles for all from now on. fetch: in place of
+    the hub's download, (name, patterns of files) -> (folder, bytes)."""
+    counts = dict.fromkeys(COLUMNS[:-1], 0)
     compile_and_load, read = compiler.backend_compile_and_load, hf._read
 
     def download(name, allow_patterns):
+        folder, size = fetch(name, allow_patterns)
         counts["hub_calls"] += 1
-        if "*.safetensors" in allow_patterns:
-            counts["hub_bytes"] += sum(p.stat().st_size for p in (hub / name).iterdir())
-        return str(hub / name)
+        counts["hub_bytes"] += size
+        return folder
 
     def counted_read(*arguments):
         part = read(*arguments)
@@ -71,11 +72,21 @@ def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
         counts["programs_compiled"] += len({d.process_index for d in devices}) > 1
         return compile_and_load(backend, module, devices, *rest)
 
+    huggingface_hub.snapshot_download = download
+    compiler.backend_compile_and_load, hf._read = counted_compile, counted_read
+    return counts
+
+
+def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict[str, float]:
+    """One process of a start; it runs in a process of its own."""
+
+    def fetch(name, patterns):
+        files = (hub / name).iterdir() if "*.safetensors" in patterns else ()
+        return str(hub / name), sum(p.stat().st_size for p in files)
+
+    counts = counting(fetch)
     # On CPU each process has another fingerprint of the same devices; those of a slice have one.
     cache_key._hash_accelerator_config = lambda key, devices: key.update(b"slice")
-    huggingface_hub.snapshot_download = download
-    compiler.backend_compile_and_load = counted_compile
-    hf._read = counted_read
     began = time.perf_counter()
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, total, index)
@@ -88,9 +99,9 @@ def child(hub: Path, folder: str, address: str, total: int, index: int) -> dict:
         mesh = parallel.make_mesh({"data": 1, "fsdp": total, "tensor": 1})
         params = hf.load_params(directory, shape, mesh, c.sharding.train.to_dict(), "bfloat16")
         jax.block_until_ready(params)
-    counts["seconds"] = round(time.perf_counter() - began, 1)
+    seconds = round(time.perf_counter() - began, 1)
     jax.distributed.shutdown()
-    return counts
+    return counts | {"seconds": seconds}
 
 
 def starts(hub: Path, folder: str, total: int) -> list[dict]:

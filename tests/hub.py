@@ -42,3 +42,13 @@ def put(served: dict[str, bytes], name: str, files: dict[str, bytes]) -> None:
     served[f"/api/datasets/{name}/tree/main"] = json.dumps(listed).encode()
     for file, body in files.items():
         served[f"/datasets/{name}/resolve/main/{file}"] = body
+
+
+def asked_at(url: str, cache, monkeypatch) -> None:
+    """The hub's client asks the server there, and keeps what it fetches in the folder `cache`."""
+    from huggingface_hub import constants
+
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    now = dict(ENDPOINT=url, HF_HUB_CACHE=str(cache), HF_HUB_OFFLINE=False)
+    for name, value in (now | dict(HUGGINGFACE_CO_URL_TEMPLATE=template)).items():
+        monkeypatch.setattr(constants, name, value)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from test_engine import DRAW, RULES, SHAPE, assert_same_bits, make_engine
+from test_engine import DRAW, RULES, SHAPE, assert_same_bits, make_engine, random_weights
 from test_qwen2 import mesh_of
 
 from dapo_jax import parallel
@@ -88,10 +88,9 @@ def test_nothing_moves_for_little_nor_while_requests_wait():
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"cache_dtype": "int8"}], ids=str)
 def test_samples_are_the_same_bits_with_and_without(how, monkeypatch):
     """Pages of keys, values and scales come over as they are."""
-    params = jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1))
     requests = [Request([3, 1 + i], i, g) for i in range(2) for g in range(8)]
     engine = make_engine((1, 2, 2), slots=16, chunk=2, page_tokens=8, **how)
-    weights, seen = engine.decode_params(params), []
+    weights, seen = engine.decode_params(random_weights()), []
     got, stats = [], []
     real = balance.moves
     for moves in (lambda made: [], lambda made: seen.append(real(made)) or seen[-1]):

@@ -9,6 +9,7 @@ import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from dapo_jax import config
 from dapo_jax.checkpoint import branch, checkpoint, resume, workdir
@@ -17,13 +18,13 @@ from dapo_jax.dapo.state import State
 COPIED = ["config.json", "metrics.jsonl"]
 
 
-def files_of(step: int) -> list[str]:
-    made = [f"checkpoints/{step}/arrays", f"export/step_{step}/weights"]
-    return [*made, f"rollouts/step_{step:06d}.jsonl"]
+def files_of(*steps: int) -> list[str]:
+    made = ("checkpoints/{0}/arrays", "export/step_{0}/weights", "rollouts/step_{0:06d}.jsonl")
+    return [file.format(step) for step in steps for file in made]
 
 
 def made(run: pathlib.Path, *steps: int) -> pathlib.Path:
-    for file in [*COPIED, *(name for step in steps for name in files_of(step))]:
+    for file in [*COPIED, *files_of(*steps)]:
         (run / file).parent.mkdir(parents=True, exist_ok=True)
         (run / file).write_text("")
     (run / "config.json").write_text(json.dumps(config.leaves(config.base())))
@@ -35,42 +36,44 @@ def names(folder) -> list[str]:
     return sorted(f for f in found if not f.endswith(".lock"))
 
 
-def test_what_is_known_of_problems_goes_on_with_the_same_problems(monkeypatch):
-    found, same = State({}, (), by_problem={"rate_P": np.ones(3)}), iter([True, False])
-    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {}, restore=lambda *_: found)
-    for name, stub in stubs.items():
-        monkeypatch.setattr(checkpoint, name, stub)
-    monkeypatch.setattr(resume, "inputs", lambda *_: {})
-    monkeypatch.setattr(resume, "check", lambda *_: next(same))
-    source = SimpleNamespace(steps="checkpoints", step=3)
-    begun = lambda: branch.state(config.base(), None, source, None, None, None, print)
-    assert begun().by_problem and not begun().by_problem
+@pytest.fixture
+def begun(monkeypatch):
+    """State of a run that begins from another one's step, whose problems are the same or not."""
+
+    def begin(same: bool, steps="checkpoints", workdir=None) -> State:
+        found = State({}, (), by_problem={"rate_P": np.ones(3)})
+        stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {})
+        for name, stub in (stubs | dict(restore=lambda *_: found)).items():
+            monkeypatch.setattr(checkpoint, name, stub)
+        monkeypatch.setattr(resume, "inputs", lambda *_: {})
+        monkeypatch.setattr(resume, "check", lambda *_: same)
+        source = SimpleNamespace(steps=steps, step=3)
+        return branch.state(config.base(), None, source, None, None, workdir, print)
+
+    return begin
 
 
-def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(monkeypatch, tmp_path):
-    stubs = dict(reader=contextlib.nullcontext, read_state=lambda *_: {})
-    for name, stub in stubs.items():
-        monkeypatch.setattr(checkpoint, name, stub)
-    monkeypatch.setattr(checkpoint, "restore", lambda *_: State({}, ()))
-    monkeypatch.setattr(resume, "inputs", lambda *_: {})
-    monkeypatch.setattr(resume, "check", lambda *_: True)
+def test_what_is_known_of_problems_goes_on_with_the_same_problems(begun):
+    assert begun(True).by_problem and not begun(False).by_problem
+
+
+def test_a_record_that_was_cut_while_it_was_copied_is_copied_again(begun, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old/metrics.jsonl").write_text("all of it")
     (tmp_path / "metrics.jsonl").write_text("all")
-    source = SimpleNamespace(steps=f"{tmp_path}/old/checkpoints", step=3)
-    branch.state(config.base(), None, source, None, None, tmp_path, print)
+    begun(True, f"{tmp_path}/old/checkpoints", tmp_path)
     assert (tmp_path / "metrics.jsonl").read_text() == "all of it"
 
 
 def test_what_is_rewound_in_a_bucket_is_not_fetched_again(bucket, monkeypatch, capsys):
-    run = made(bucket / "run", 4, 8, 12)
+    run = made(bucket / "run", 4, 8, 12, 16)
     monkeypatch.setattr(checkpoint, "find_step", lambda directory, step: step)
     before = names(run)
-    for to, later in ((8, 12), (4, 8)):
+    for to, later in ((8, (12, 16)), (4, (8,))):
         branch.rewind(config.base(), "gs://b/run", to)
-        assert f"back at step {to}; 1 later checkpoints" in capsys.readouterr().out
-        assert names(run / "rewound" / f"to_{to}") == sorted([*COPIED, *files_of(later)])
-        before = sorted(set(before) - set(files_of(later)))
+        assert f"back at step {to}; {len(later)} later checkpoints" in capsys.readouterr().out
+        assert names(run / "rewound" / f"to_{to}") == sorted([*COPIED, *files_of(*later)])
+        before = sorted(set(before) - set(files_of(*later)))
         assert [n for n in names(run) if not n.startswith("rewound")] == before
     home = workdir.open_workdir("gs://b/run")
     assert names(home.local) == [*COPIED, "rollouts/step_000004.jsonl"]

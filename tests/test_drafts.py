@@ -9,8 +9,16 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 from levels import slow
 from rounding import FACTOR
-from test_engine import PROMPT, RULES, SHAPE, assert_same_bits, ids, spied
-from test_qwen2 import mesh_of, oracle_logits
+from test_engine import (
+    SHAPE,
+    assert_same_bits,
+    ids,
+    make_engine,
+    random_weights as weights,
+    samples_of,
+    spied,
+)
+from test_qwen2 import oracle_logits
 
 from benchmarks import drafts as measured, half_billion
 from dapo_jax import config
@@ -20,7 +28,7 @@ from dapo_jax.model import int8_keys, paged, qwen2
 from dapo_jax.rollout import drafts, draw as drawing, engine, near_ties
 from dapo_jax.rollout.drafts import Counts, Draft, Drafts
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Request, total
+from dapo_jax.rollout.engine import Engine, total
 from dapo_jax.rollout.settings import Rollout
 
 STOPS, RESPONSE = (3,), 60
@@ -29,23 +37,15 @@ GEOMETRY = paged.geometry
 
 
 def make(kind, mesh=(1, 1, 1), **how):
-    fixed = dict(prompt_tokens=PROMPT, response_tokens=RESPONSE, stop_ids=STOPS, dtype="float32")
-    rollout = Rollout(**dict(slots=8, chunk=8, prefill_prompts=4) | how)
-    return kind(SHAPE, mesh_of(mesh), RULES, rollout, **fixed)
+    usual = dict(response_tokens=RESPONSE, stop_ids=STOPS, chunk=8)
+    return make_engine(mesh, kind=kind, **usual | how)
 
 
 @pytest.fixture(scope="module")
 def requests():
     """Three prompts, four samples each; one has a limit of its own."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 5, 8)]
-    asked = [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(4)]
-    return [asked[0]._replace(limit=9), *asked[1:]]
-
-
-@functools.cache
-def weights():
-    return jax.device_get(jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1)))
+    first, *others = samples_of((1, 5, 8))
+    return [first._replace(limit=9), *others]
 
 
 @functools.cache
@@ -131,8 +131,7 @@ def by_int8(prompt: list[int], response: np.ndarray) -> tuple[np.ndarray, np.nda
     ids=str,
 )
 def test_other_programs_give_the_same_tokens(how, requests):
-    draw = how.pop("draw", DRAW) if "draw" in how else DRAW
-    how = {k: v for k, v in how.items() if k != "draw"}
+    draw, how = how.get("draw", DRAW), {k: v for k, v in how.items() if k != "draw"}
     engine = make(drafts.DraftEngine, draft_tokens=5, **how)
     first, second, stats = twice(engine, requests, draw)
     plain = {k: v for k, v in how.items() if not k.startswith("draft")}

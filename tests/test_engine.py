@@ -29,25 +29,34 @@ RULES = config.base().sharding.decode.to_dict()
 DRAW = Draw(seed=5, temperature=0.9)
 
 
-def make_engine(mesh_shape=(1, 1, 1), shape=SHAPE, **how):
+def make_engine(mesh_shape=(1, 1, 1), shape=SHAPE, kind=Engine, **how):
     """how: fields of config.rollout, and what the engine is told beside them."""
     usual = dict(prompt_tokens=PROMPT, response_tokens=RESPONSE, stop_ids=STOPS, dtype="float32")
     beside = {name: how.pop(name, value) for name, value in usual.items()}
     rollout = Rollout(**dict(slots=8, chunk=16, prefill_prompts=4) | how)
-    return Engine(shape, mesh_of(mesh_shape), RULES, rollout, **beside)
+    return kind(shape, mesh_of(mesh_shape), RULES, rollout, **beside)
+
+
+@functools.cache
+def random_weights():
+    return jax.device_get(jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1)))
+
+
+def samples_of(lengths, count=4, shape=SHAPE):
+    """So many samples of a prompt of each length, in tokens."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, shape.vocab_size, n).tolist() for n in lengths]
+    return [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(count)]
 
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.device_get(jax.jit(qwen2.init, static_argnums=0)(SHAPE, jax.random.key(1)))
+    return random_weights()
 
 
 @pytest.fixture(scope="module")
 def requests():
-    """Six prompts of 1 to 8 tokens, four samples each."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 2, 3, 5, 7, 8)]
-    return [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(4)]
+    return samples_of((1, 2, 3, 5, 7, 8))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from test_attention import value_and_gradient
 from test_attention_kernels import SEGMENTS, expected, inputs
 from test_draw_triton import assert_draws
-from test_engine import assert_same_bits, make_engine
+from test_engine import assert_same_bits, make_engine, samples_of
 from test_triton import case_of_triton
 from test_update import relative_gap as gap
 
@@ -34,7 +34,7 @@ from dapo_jax.model import (
     qwen2,
 )
 from dapo_jax.rollout.draw import Draw
-from dapo_jax.rollout.engine import Engine, Request
+from dapo_jax.rollout.engine import Engine
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 # Of Qwen2.5-0.5B all but the depth, and a vocabulary of fewer rows.
@@ -111,9 +111,7 @@ def engine(dtype="float32", **how) -> Engine:
 
 
 def requests():
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 2, 17, 40, 63, 64)]
-    return [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(4)]
+    return samples_of((1, 2, 17, 40, 63, 64), shape=SHAPE)
 
 
 def sample(**how):

@@ -109,18 +109,12 @@ def waited(monkeypatch):
 @pytest.fixture
 def flaky(monkeypatch, tmp_path):
     """Makes the hub, and the host of the pinned sets, such a server."""
-    from huggingface_hub import constants
-
     servers = []
 
     def make(times: int, half: bool = False):
         servers.append(hub.serving(served := Flaky(times, half)))
         url, _ = servers[-1].__enter__()
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        hub.asked_at(url, tmp_path / "hub", monkeypatch)
         monkeypatch.setenv("DAPO_JAX_DATA_HOST", url)
         monkeypatch.setattr(hub.http.server.ThreadingHTTPServer, "handle_error", lambda *_: None)
         hub.put(served, "me/sums", {"a.jsonl": b'{"problem": "q", "answer": 3}'})

@@ -5,14 +5,12 @@ import functools
 import jax
 import numpy as np
 import pytest
-from test_drafts import DRAW, PROMPT, RESPONSE, RULES, SHAPE, STOPS, weights
-from test_engine import ids
-from test_qwen2 import mesh_of
+from test_drafts import DRAW, RESPONSE, SHAPE, make
+from test_engine import ids, random_weights, samples_of
 
 from dapo_jax.model import hf
 from dapo_jax.rollout import drafts, draw, near_ties
 from dapo_jax.rollout.engine import Engine, Request
-from dapo_jax.rollout.settings import Rollout
 
 V, ROWS = 96, 4096
 EPS = 2.0**-24
@@ -185,12 +183,9 @@ class Told(drafts.DraftEngine):
 def differing(shape, params, asked, tokens: int, dtype: str, **how):
     """(a `Told` that has drawn, its stats, where each response first differs from that of an engine
     without drafts): guesses in places of their own, the second of two calls."""
-    fixed = dict(prompt_tokens=PROMPT, response_tokens=tokens, stop_ids=STOPS, dtype=dtype)
-    how = dict(slots=8, chunk=8, prefill_prompts=4) | how
-    made = lambda kind, **more: kind(
-        shape, mesh_of((1, 1, 1)), RULES, Rollout(**how, **more), **fixed
-    )
-    engine, plain = made(Told, draft_tokens=5, draft_places=4 * how["slots"]), made(Engine)
+    made = functools.partial(make, shape=shape, response_tokens=tokens, dtype=dtype, **how)
+    width = 4 * how.get("slots", 8)
+    engine, plain = made(Told, draft_tokens=5, draft_places=width), made(Engine)
     held = engine.decode_params(params)
     engine.generate(held, asked, DRAW)
     before = engine.ties  # of one token a pass
@@ -214,10 +209,8 @@ def differing(shape, params, asked, tokens: int, dtype: str, **how):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_without_drafts_differs_first_at_a_near_tie(dtype):
     """In float32 there are few near ties and no difference; in bfloat16 many are."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, SHAPE.vocab_size, n).tolist() for n in (1, 5, 8)]
-    asked = [Request(p, 10 + i, g) for i, p in enumerate(prompts) for g in range(8)]
-    share, differ = differing(SHAPE, weights(), asked, RESPONSE, dtype, page_tokens=8)
+    asked = samples_of((1, 5, 8), count=8)
+    share, differ = differing(SHAPE, random_weights(), asked, RESPONSE, dtype, page_tokens=8)
     assert (share < 0.01 and not differ) if dtype == "float32" else 0.1 < share < 0.9
 
 

@@ -54,14 +54,8 @@ def test_decimals_and_dates_of_parquet_are_text(value, tmp_path):
 
 
 def test_data_sets_of_the_hub(server, tmp_path, monkeypatch):
-    from huggingface_hub import constants
-
     url, served = server
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    hub.asked_at(url, tmp_path / "hub", monkeypatch)
     names = ["README.md", "main/test.jsonl", "main/train-0.jsonl", "main/train-1.jsonl"]
     bodies = [json.dumps({"problem": f"q{i}", "answer": i}).encode() for i in range(4)]
     hub.put(served, "me/sums", dict(zip(names, bodies, strict=True)))

@@ -94,6 +94,15 @@ def test_other_problems_under_the_same_names_are_refused(tmp_path):
     assert found(True)["rate_P"].tolist() == [1, 1] and not found(False)
 
 
+@pytest.mark.parametrize("field", ["function", "by_source", "reply"])
+def test_a_file_with_other_contents_is_named_by_its_field(field):
+    c = config.base()
+    c.update({f"reward.{field}": "own.py:f"})
+    was, inputs = saved(**config.leaves(c)) | {"reward": "was"}, {"data": "same", "reward": "now"}
+    with pytest.raises(config.ConfigError, match=rf"the file of config\.reward\.{field}: it has"):
+        resume.check(was, c, inputs, False, print)
+
+
 def test_other_versions_are_shown():
     was = saved()
     was["versions"] = PACKAGES | {"jax": "0.0.1", "gone": "1"}
@@ -113,12 +122,13 @@ def test_fields_of_another_version_count_with_their_default():
 
 def test_fingerprint_sees_prompts_answers_tokens_and_order():
     def made(*rows):
-        problems = [Problem(name, (), answer, "") for name, answer, _ in rows]
-        return resume.fingerprint(Encoded([ids for *_, ids in rows], problems, 0))
+        problems = [Problem(name, (), answer, "", *row) for name, answer, _, *row in rows]
+        return resume.fingerprint(Encoded([row[2] for row in rows], problems, 0))
 
     a, b = ("a", "1", [1, 2]), ("b", "2", [3])
     others = [made(b, a), made(a), made(a, ("b", "3", [3])), made(a, ("b", "2", [4]))]
-    assert len({made(a, b), *others}) == 5 and made(a, b) == made(a, b)
+    others += [made(a, (*b, {"level": n})) for n in (1, 2)]  # which a reward of the user's sees
+    assert len({made(a, b), *others}) == 7 and made(a, b) == made(a, b)
 
 
 def test_what_the_processes_have_read_is_named():

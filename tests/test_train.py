@@ -20,7 +20,7 @@ from dapo_jax.checkpoint import checkpoint
 from dapo_jax.dapo.dynamic_sampling import Group
 from dapo_jax.dapo.reward import Grade, Grades
 from dapo_jax.data import arithmetic
-from dapo_jax.log import metrics, tags
+from dapo_jax.log import metrics
 from dapo_jax.rollout.engine import Response
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -103,16 +103,10 @@ def whole_run(tmp_path_factory):
     return workdir, per_step
 
 
-def test_every_promised_file_and_tag_is_there(whole_run):
+def test_every_promised_file_is_there(whole_run):
     workdir, _ = whole_run
     records = metrics.read(workdir / "metrics.jsonl")
     assert [r["step"] for r in records] == [0, 1, 2, 3, 4]
-    evaluated = {"record", "evaluation", "majority"}
-    step = {"record", "step", "drawn", "judged", "mixed", "shadow", "trained"}
-    kinds = [evaluated | {"start"}, step, step, step, step | evaluated]
-    for record, kind in zip(records, kinds, strict=True):
-        wanted = {name for name, tag in tags.TAGS.items() if tag.when in kind}
-        assert {tags.family(tag) for tag in record if tag != "step"} >= wanted
     assert records[-1]["optim/updates"] == 8
     assert max(r["policy/sampler_trainer_logprob_gap"] for r in records[1:]) <= 1e-4
     assert json.loads((workdir / "config.json").read_text())["rollout.group_size"] == 4

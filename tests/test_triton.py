@@ -45,7 +45,7 @@ def random_pages(g, position_S, active_S, dtype="float32"):
     return [jnp.asarray(x) for x in pages], rows
 
 
-def by_triton(g, q, pages, rows, count=0):
+def by_triton(g, q, pages, rows, count):
     """Layer 1 of 2, by `count` programs a row and head, interpreted."""
     read = jax.jit(paged_triton.attend, static_argnums=5, compiler_options=typed.OPTIONS)
     return read(q, pages, g.pages, rows, None, count)

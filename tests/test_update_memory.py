@@ -47,7 +47,7 @@ def test_no_array_of_tokens_by_vocabulary():
     assert traced(head_chunk=48) >= forbidden  # the measure does see it where it is made
 
 
-def fresh(programs, shape=SHAPE):
+def fresh(programs):
     key = np.asarray(jax.random.key_data(jax.random.key(0)))
     params = programs.init_params(key)
     abstract = programs.abstract(A, R, T)[2].rows

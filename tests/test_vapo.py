@@ -98,10 +98,10 @@ def test_minibatches_carry_the_verdicts():
         assert [i.term_weights for i in items] == [[pytest.approx(w)] for w in want]
 
 
-def make_critic(mesh=None, shape=SHAPE):
+def make_critic(mesh=None):
     """Its optimizer's state is the gradient, so that `update` hands it out."""
     setup = learner.Setup(mesh or mesh_of(), RULES, optax.trace(decay=0.0), "float32")
-    return critic.Critic(shape, setup)
+    return critic.Critic(SHAPE, setup)
 
 
 @pytest.fixture(scope="module")

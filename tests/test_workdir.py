@@ -59,7 +59,7 @@ def test_what_a_run_writes_is_of_its_kind(name, tmp_path):
 def test_checkpoints_elsewhere_have_a_lock_of_their_own(tmp_path):
     """Whoever comes by another workdir, or by the workdir whose checkpoints they are. That a lock
     ends with its process: tests/faults/test_system.py."""
-    one, two, away = tmp_path / "1", tmp_path / "2", tmp_path / "away"
+    one, two, away = tmp_path / "1", tmp_path / "2", tmp_path / "far" / "away"
     owner = f"another run is at work in it (process {os.getpid()} on "
     refuse = lambda: pytest.raises(ValueError, match=re.escape(owner))
     with workdir.hold(one, str(away)):
@@ -106,11 +106,11 @@ def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
     sent = lambda: {str(p.relative_to(there)): p.read_text() for p in there.rglob("*.txt")}
     home = workdir.open_workdir("gs://b/runs/x/")
     assert home.checkpoints == "gs://b/runs/x/checkpoints"
-    (home.local / "folder").mkdir()
-    for name in ("a.txt", "b.txt", "folder/c.txt"):
+    (home.local / "eval/a").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "eval/a/c.txt"):
         (home.local / name).write_text("é")
     workdir.send(home)
-    assert sent() == {"a.txt": "é", "b.txt": "é", "folder/c.txt": "é"}
+    assert sent() == {"a.txt": "é", "b.txt": "é", "eval/a/c.txt": "é"}
     (there / "a.txt").write_text("untouched")
     (home.local / "b.txt").write_text("changed")
     workdir.send(home)
@@ -122,9 +122,9 @@ def test_what_changes_is_sent_and_what_goes_is_deleted(bucket):
     again = workdir.open_workdir("gs://b/runs/x")
     assert again.local != home.local
     fetched = {str(p.relative_to(again.local)) for p in again.local.rglob("*") if p.is_file()}
-    assert fetched == {"a.txt", "b.txt", "folder/c.txt"}  # no probe and no checkpoint
+    assert fetched == {"a.txt", "b.txt", "eval/a/c.txt"}  # no probe and no checkpoint
     assert (again.local / "a.txt").read_text() == "untouched"
-    (again.local / "folder/c.txt").unlink()
+    (again.local / "eval/a/c.txt").unlink()
     workdir.send(again)
     left = {"a.txt": "untouched", "b.txt": "changed"} | dict.fromkeys(large, "large")
     assert sent() == left

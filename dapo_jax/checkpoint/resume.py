@@ -97,9 +97,10 @@ def check(saved: dict[str, Any], config, inputs: dict[str, str], allow: bool, sa
     """Print what has changed since `saved` was written. Returns whether the training problems are
     the same. ConfigError: a change affects what is learned, and `allow` is False."""
     harmless, meaningful = differences(saved["config"], schema.leaves(config))
-    own = any(saved["config"].get(f"reward.{f}") for f in ("function", "by_source", "reply"))
+    named = ("reward.function", "reward.by_source", "reward.reply")
+    own = [f"config.{x}" for x in named if saved["config"].get(x)]
     if own and saved.get("reward", "") != inputs["reward"]:
-        meaningful.append("the file of config.reward.function: it has other contents")
+        meaningful.append(f"the file of {' or '.join(own)}: it has other contents")
     if saved.get("objective", "") != inputs.get("objective", ""):
         meaningful.append("the file of config.loss.objective: it has other contents")
     same = saved.get("data") == inputs["data"]

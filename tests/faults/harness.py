@@ -43,9 +43,9 @@ class Run(typed.Process):
         super().__init__(server, pid, [log])
         self._log, self._marks, self._partial = log, marks, ""
 
-    def wait_for(self, phase: str, times: int = 1, timeout: float = 900) -> bool:
+    def wait_for(self, phase: str, times: int) -> bool:
         """Until the phase has begun so many times; False when the run ends before."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 900
         while times > 0:
             assert time.monotonic() < deadline, self.said()
             if not select.select([self._marks], [], [], 1.0)[0]:

@@ -31,14 +31,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import stubbed_train
 import typed
-from jax._src import compiler
 
+from benchmarks import start
 from dapo_jax import evaluate, parallel, train
 from dapo_jax.checkpoint import journal, saver, seal
 from dapo_jax.checkpoint.remembered import Responses
 from dapo_jax.config import cli
 from dapo_jax.data import tokenizer
-from dapo_jax.model import hf
 from dapo_jax.reward.tools import Reply
 
 
@@ -178,34 +177,21 @@ def unreadable(hooks: train.Hooks, of_step: str = "") -> train.Hooks:
 def counted(hooks: train.Hooks, hub: str) -> train.Hooks:
     """This folder is the Hugging Face hub, and nothing was compiled before. After each step, and at
     the end of an evaluation, WORKDIR/counts_<process>.json says what the start has cost."""
-    counts = dict.fromkeys(("hub_calls", "hub_bytes", "weight_bytes", "compiled_for_all"), 0)
-    compile_and_load, read = compiler.backend_compile_and_load, hf._read
 
-    def snapshot_download(name, allow_patterns):
-        counts["hub_calls"] += 1
-        here = tempfile.mkdtemp()
+    def fetch(name, patterns):
+        here = pathlib.Path(tempfile.mkdtemp())
         for file in pathlib.Path(hub, name).iterdir():
-            if any(fnmatch.fnmatch(file.name, pattern) for pattern in allow_patterns):
-                counts["hub_bytes"] += file.stat().st_size
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in patterns):
                 shutil.copy(file, here)
-        return here
+        return str(here), sum(file.stat().st_size for file in here.iterdir())
 
-    def counted_compile(backend, module, devices, *rest):
-        counts["compiled_for_all"] += len({device.process_index for device in devices}) > 1
-        return compile_and_load(backend, module, devices, *rest)
-
-    def counted_read(*arguments):
-        out = read(*arguments)
-        counts["weight_bytes"] += out.nbytes
-        return out
+    counts = start.counting(fetch)
 
     def write_counts(*_) -> None:
         name = f"counts_{jax.process_index()}.json"
         pathlib.Path(cli.WORKDIR.value, name).write_text(json.dumps(counts))
 
     jax.config.update("jax_compilation_cache_dir", None)
-    hf.huggingface_hub.snapshot_download = snapshot_download
-    compiler.backend_compile_and_load, hf._read = counted_compile, counted_read
     return hooks._replace(step=write_counts)
 
 

@@ -279,15 +279,15 @@ def sizes(hub) -> tuple[int, int]:  # noqa: F811
 def test_four_processes_read_the_weights_once_and_compile_each_program_once(
     counted, sizes, tmp_path
 ):
-    none = dict(hub_calls=0, hub_bytes=0, weight_bytes=0, compiled_for_all=0)
+    none = dict(hub_calls=0, hub_bytes=0, weight_bytes=0, programs_compiled=0)
     (first, *others), _ = counted(4, "--config.steps=1")
     assert (first["hub_calls"], first["hub_bytes"]) == (1, sum(sizes))
     assert sizes[0] - 10_000 < first["weight_bytes"] < sizes[0]  # the file's header aside
-    assert first["compiled_for_all"] > 20 and others == [none] * 3
+    assert first["programs_compiled"] > 20 and others == [none] * 3
 
     (first, *others), said = counted(4, "--config.steps=2")
     assert "resumed after step 1" in said[0]
-    assert first | {"compiled_for_all": 0} == none and others == [none] * 3
+    assert first | {"programs_compiled": 0} == none and others == [none] * 3
     records = metrics.read(tmp_path / "run" / "metrics.jsonl")
     told = [r.get("time/first_token_s", 0.0) > 0 for r in records]
     assert told == [True, False, True]  # step 0's evaluation, and the step after the restart
