@@ -141,6 +141,4 @@ def test_what_the_processes_have_read_is_named():
     differ = lambda other: [name for name in one if one[name] != other[name]]
     assert differ(resume.identity(text(2, 1, "s"))) == ["the hash of config.data.train"]
     assert differ(resume.identity(text(0, 2, "s"))) == ["the hash of config.eval.files seen"]
-    assert differ(resume.identity(text(0, 1, "t"))) == [
-        "the source of config.reward.function (its hash)"
-    ]
+    assert differ(resume.identity(text(0, 1, "t"))) == ["the hash of config.reward's own files"]

@@ -151,7 +151,7 @@ def identity(text: Text) -> dict[str, str]:
     """What must be the same in all processes of the files that they have read."""
     sets = {"data.train": text.train} | {f"eval.files {k}": v for k, v in text.evals.items()}
     out = {f"the hash of config.{name}": fingerprint(data) for name, data in sets.items()}
-    return out | {"the source of config.reward.function (its hash)": text.judge.source}
+    return out | {"the hash of config.reward's own files": text.judge.source}
 
 
 def fingerprint(train: Encoded) -> str:
