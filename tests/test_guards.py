@@ -166,7 +166,11 @@ def test_alarms_in_a_row_stop_the_run_where_configured():
 
 def test_what_is_said_of_a_short_batch_counts_whole_responses_where_the_filter_does():
     c, counters = config.base(), Counters(empty_steps=3, samples=96, rounds=6)
-    log = {"sampling/batch_groups": 0, "sampling/rounds": 2, "response/truncated_frac": 0.99}
+    log = {
+        "sampling/batch_groups": 0,
+        "sampling/rounds": 2,
+        "response/truncated_frac": np.float64(0.99),
+    }
     for c.loss.overlong_filter in ("loss", "group"):
         said = guards.shortage(c, log), guards.why_stop(c, counters, log)
         whole = ["among responses that are not truncated" in text for text in said]

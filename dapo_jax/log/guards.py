@@ -259,7 +259,7 @@ def why_stop(config, counters: Counters, log: dict[str, float]) -> str:
             return choose.NONE_LEFT
         cut = log.get("response/truncated_frac", 0.0) * (config.loss.overlong_filter == "group")
         empty = f"{counters.empty_steps} steps in a row without one group whose grades differ"
-        empty += _OF_WHOLE * (cut > 0)
+        empty += _OF_WHOLE if cut else ""
         drawn = f"{counters.samples} responses drawn in {counters.rounds} rounds"
         remedy = "give easier or harder problems, more responses per problem, or a better start"
         if cut > 0.5:
