@@ -1,7 +1,8 @@
 """What a response is worth: its grade (paper Eq. 7), Soft Overlong Punishment (Eq. 13), and what a
 truncated response counts for (Overlong Filtering, section 3.4)."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -27,6 +28,12 @@ class Grades(NamedTuple):
     parts_G: Mapping[str, np.ndarray] = MappingProxyType({})  # name -> float64
     source: str = ""  # the problem's data_source
     missed: int | None = None  # responses that the judge failed on; None = that would end the run
+
+
+def reads_answers(answers: Iterable[str | None], right: Iterable[bool]) -> bool:
+    """Whether the judge of these responses reads answers: it may say that one is right, and not
+    what it read. True where none is right."""
+    return {*itertools.compress(answers, right)} != {None}
 
 
 def overlong_penalty(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax.dapo.reward import reads_answers
 from dapo_jax.data import files
 from dapo_jax.data.problems import Encoded
 
@@ -32,9 +33,9 @@ class Scores(NamedTuple):
 
     @property
     def voted(self) -> bool:
-        """Whether answers can be counted: a reward may say that one is right, and not which."""
+        """Whether answers can be counted."""
         answers = itertools.chain.from_iterable(self.answers)
-        return self.judged and {*itertools.compress(answers, self.value_PxK.flat)} != {None}
+        return self.judged and reads_answers(answers, self.value_PxK.flat)
 
     def headline(self) -> dict[str, float]:
         """avg@k: mean accuracy, which is pass@1 with less variance, or mean score; if `voted` also

@@ -2,7 +2,6 @@
 each rollout step once, also across restarts. Only process 0 writes."""
 
 import contextlib
-import itertools
 import json
 import os
 import pathlib
@@ -116,7 +115,7 @@ def _verdict_metrics(grades: Sequence[Grades], right_NxG: np.ndarray, length_NxG
         "sampling/groups_by_correct": by_correct.tolist(),
     }
     answers = [a for g in grades for a in g.answers]
-    if {*itertools.compress(answers, right_NxG.flat)} != {None}:  # else the reward reads none
+    if reward.reads_answers(answers, right_NxG.flat):
         log["sampling/parse_fail_frac"] = np.mean([a is None for a in answers])
     if grades[0].shadow_G is not None:
         log["sampling/shadow_gain"] = np.mean([g.shadow_G for g in grades]) - right_NxG.mean()

@@ -99,9 +99,10 @@ def said(judge: Judge, groups: Sequence[tuple[Problem, tuple[str, ...]]]) -> lis
     """The grade of each response of each group, in order, from `judge.memory` where it is there."""
     units: list[tuple[range, tuple[Problem, Response]]] = []  # places in the result, what to ask
     keys: list[tuple[Problem, str]] = []
+    together = judge.together  # looks at the function's parameters
     for problem, texts in groups:
         places = range(len(keys), len(keys) + len(texts))
-        if judge.together and texts:
+        if together and texts:
             units.append((places, (problem, texts)))
             keys += [(problem, repr((i, texts))) for i in range(len(texts))]
         else:
